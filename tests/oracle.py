@@ -225,6 +225,11 @@ def rounded(values: Sequence[float], dtype: torch.dtype) -> np.ndarray:
     return torch.tensor(values, dtype=torch.float64).to(dtype).to(torch.float64).numpy()
 
 
+def compared(thresholds: Sequence[float], dtype: torch.dtype) -> np.ndarray:
+    """The thresholds that x of the dtype is compared with: 16 bits are compared in float32."""
+    return rounded(thresholds, torch.promote_types(dtype, torch.float32))
+
+
 def value_and_gradient(f: Callable, x: torch.Tensor, weight: torch.Tensor | None = None):
     """f(x) and the gradient of sum(weight * f(x)), by .backward()."""
     leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()

@@ -39,7 +39,7 @@ def check_everything(
 ):
     """Value, gradient, level set and NaN of all four forwards at the points of a stair."""
     x = oracle.points(shape[0], shape[1], mean, std, dtype, seed)
-    v, q, t = oracle.numpy(x), oracle.rounded(shape[0], dtype), oracle.rounded(shape[1], dtype)
+    v, q, t = oracle.numpy(x), oracle.rounded(shape[0], dtype), oracle.compared(shape[1], dtype)
     known, law = ~np.isnan(v), (name, mean, std)
     weight = torch.linspace(-2, 3, len(x), dtype=dtype)
     weight = torch.where(weight.abs() < 0.1, 1.0, weight)
@@ -236,7 +236,7 @@ def test_draws_have_the_probabilities(name, dtype):
     """Chi-square of many draws against p_k at several x, with a fixed seed."""
     generator, size = torch.Generator().manual_seed(2022), 2_000 if name in OWN else 40_000
     for stair, mean, std in ((TERNARY, 0.0, 0.5), (UNEVEN, 0.5, 1.5), (UINT4, -0.035, 0.1)):
-        q, t = (oracle.rounded(v, dtype) for v in (stair.levels, stair.thresholds))
+        q, t = oracle.rounded(stair.levels, dtype), oracle.compared(stair.thresholds, dtype)
         for at in (t[0], t[-1] + 0.3 * std, (t[0] + t[-1]) / 2):
             x = torch.full((size,), at).to(dtype)
             f = apply(stair, name, mean, std, "random", generator=generator)

@@ -34,7 +34,7 @@ def test_equals_the_sum_of_steps(shape, dtype, seed):
     levels, thresholds = shape
     stair = Stair(levels, thresholds)
     x = oracle.points(levels, thresholds, 0.0, 1.0, dtype, seed)
-    q, t, v = oracle.rounded(levels, dtype), oracle.rounded(thresholds, dtype), oracle.numpy(x)
+    q, t, v = oracle.rounded(levels, dtype), oracle.compared(thresholds, dtype), oracle.numpy(x)
     known = ~np.isnan(v)
     y, k = stair(x), stair.index(x)
     assert y.dtype == dtype
@@ -98,7 +98,7 @@ def test_channels_have_their_own_quantum(axis, dtype):
     y, k = (y, k) if axis in (0, -2) else (y.T, k.T)
     for c, q in enumerate(quantum):
         levels = oracle.rounded([q * v for v in stair.levels], dtype)
-        thresholds = oracle.rounded([q * v for v in stair.thresholds], dtype)
+        thresholds = oracle.compared([q * v for v in stair.thresholds], dtype)
         v = oracle.numpy(table[c])
         np.testing.assert_array_equal(oracle.numpy(y[c]), oracle.hard(v, levels, thresholds))
         np.testing.assert_array_equal(k[c].numpy(), oracle.index(v, thresholds))

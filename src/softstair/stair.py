@@ -24,10 +24,10 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Line:
     """Rounded values on a line: of (n + first)·unit for n = 0, 1, ….
 
-    ``unit_parts`` serve to evaluate the line in the working dtype of the tensor (float32, or
-    float64), where m = n + first. One part is the unit: fl(m·unit) is each value. Two parts,
-    high + low = unit: fl(m·high + fl(m·low)) is each value, with and without fused multiply-add,
-    since m·high is exact. No part: float64 alone gives every value.
+    ``unit_parts`` serve to evaluate the line in the dtype of the stair, where m = n + first. One
+    part is the unit: fl(m·unit) is each value. Two parts, high + low = unit: fl(m·high + fl(m·low))
+    is each value, with and without fused multiply-add, since m·high is exact. No part: float64
+    alone gives every value.
     """
 
     first: float
@@ -36,11 +36,11 @@ class Line:
 
     @property
     def native(self) -> bool:
-        """Whether one product in the working dtype gives every value."""
+        """Whether one product in the dtype gives every value."""
         return len(self.unit_parts) == 1
 
     def evaluate(self, index: Tensor, out: Tensor) -> Tensor:
-        """Write the value of each n in ``index`` to ``out``, another tensor of the working dtype.
+        """Write the value of each n in ``index`` to ``out``, another tensor of the dtype.
 
         The line must have unit parts. ``index`` has the same values afterwards.
         """
@@ -55,7 +55,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Rounded:
-    """A stair in one dtype: its levels and thresholds after rounding, and as lines if they are."""
+    """A stair in float32 or float64: levels and thresholds rounded to it, and as lines if they
+    are."""
 
     levels: tuple[float, ...]
     thresholds: tuple[float, ...]
@@ -64,7 +65,7 @@ class Rounded:
 
     @cached_property
     def index_error(self) -> float:
-        """By how much (x − θ₁)/unit, in the working dtype, may be wrong as a number of thresholds;
+        """By how much (x − θ₁)/unit, in the dtype, may be wrong as a number of thresholds;
         infinite if that dtype does not evaluate the line."""
         line, thresholds = self.threshold_line, self.thresholds
         if line is None or not line.unit_parts or not 1e-30 < line.unit < 1e30:
@@ -75,8 +76,8 @@ class Rounded:
 
     @property
     def is_regular(self) -> bool:
-        """Whether the working dtype evaluates the thresholds so precisely that x needs to be
-        compared with one of them only: the nearest, which a division finds."""
+        """Whether the dtype evaluates the thresholds so precisely that x needs to be compared with
+        one of them only: the nearest, which a division finds."""
         return self.index_error < 0.5
 
 
@@ -95,9 +96,9 @@ class Stair:
     >>> ss.Stair.sign(quantum=[0.1, 0.2], axis=0)(torch.tensor([3.0, -3.0]))
     tensor([ 0.1000, -0.2000])
 
-    A stair evaluates in the dtype of its input: levels and thresholds are rounded to it once, an x
-    equal to a rounded threshold is in the upper bin, and every result is a rounded level. NaN stays
-    NaN.
+    A stair evaluates in float32, or in float64 if its input has it: an x equal to a threshold of
+    that dtype is in the upper bin. The result is the level, rounded to the dtype of the input. NaN
+    stays NaN.
 
     Args:
         levels: The levels, strictly increasing.
@@ -147,7 +148,7 @@ class Stair:
         object.__setattr__(self, "integers", _integers(self.levels, self.quantum))
         object.__setattr__(self, "spacing", _spacing(self.levels, self.thresholds))
         grids = [_grid(values, self.quantum) for values in (self.levels, self.thresholds)]
-        object.__setattr__(self, "_rounded", {d: self._round(d, *grids) for d in DTYPES})
+        object.__setattr__(self, "_rounded", {d: self._round(d, *grids) for d in DTYPES[:2]})
 
     @classmethod
     def heaviside(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
@@ -229,14 +230,14 @@ class Stair:
         return index.masked_fill(x.isnan(), 0)
 
     def _rounded_table(self, values: tuple[float, ...], x: Tensor) -> Tensor:
-        """Return values rounded to x's dtype, with a row per channel if there are channels."""
+        """Return values in float32 or x's float64, with a row per channel if there are channels."""
         table = torch.tensor(values, dtype=torch.float64)
         if isinstance(self.quantum, tuple):
             table = torch.tensor(self.quantum, dtype=torch.float64)[:, None] * table
-        return table.to(x.dtype).to(torch.promote_types(x.dtype, torch.float32)).to(x.device)
+        return table.to(torch.promote_types(x.dtype, torch.float32)).to(x.device)
 
     def rounded(self, dtype: torch.dtype) -> Rounded:
-        """Return the stair rounded to a dtype."""
+        """Return the stair rounded to float32 or float64."""
         return self._rounded[dtype]
 
     def _round(self, dtype: torch.dtype, *grids: tuple[float, float] | None) -> Rounded:
@@ -391,16 +392,15 @@ def _line(grid: tuple[float, float] | None, rounded: Tensor) -> Line | None:
     number = torch.arange(len(rounded), dtype=torch.float64) + first
     if not torch.equal((number * unit).to(rounded.dtype), rounded):
         return None
-    # Division must find each threshold to within one (kernels); in a coarse dtype it does not.
+    # Division must find each threshold to within one (kernels); in a fine stair it may not.
     offset = (rounded.double() - rounded[0].double()) / unit - torch.arange(len(rounded))
     if offset.abs().max() > 0.9:
         return None
-    working = torch.promote_types(rounded.dtype, torch.float32)
-    # n and the first are added in the working dtype, as in the kernels.
-    index = torch.arange(len(rounded), dtype=working)
+    # n and the first are added in this dtype, as in the kernels.
+    index = torch.arange(len(rounded), dtype=rounded.dtype)
     for parts in ((unit,), _split_unit(unit, index + first)):
         line = Line(first, unit, parts)
-        if parts and torch.equal(line.evaluate(index, index.clone()).to(rounded.dtype), rounded):
+        if parts and torch.equal(line.evaluate(index, index.clone()), rounded):
             return line
     return Line(first, unit, ())
 

@@ -1,6 +1,7 @@
 """The operator and the annealer on CUDA, against the float64 reference on the CPU."""
 
 import itertools
+import warnings
 
 import torch
 from standalone import main
@@ -77,6 +78,19 @@ def test_eager_equals_the_oracle() -> None:
     for dtype, (name, stair) in itertools.product(TOLERANCE, STAIRS.items()):
         for (noise, forward), std in itertools.product(cases(stair), (0.0, 0.3, 2.0)):
             check(operator(STAIRS[name], noise, forward), dtype, name, noise, forward, std)
+
+
+def test_what_has_no_kernel_says_so_once() -> None:
+    kernels._warn.cache_clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for name, dtype in 2 * [("arbitrary", torch.float32), ("ternary", torch.float64)]:
+            x = torch.zeros(3, dtype=dtype, device="cuda")
+            ss.regularise(x, STAIRS[name], "uniform", 0.0, 0.3)
+    assert [str(each.message).split(",")[0] for each in told] == [
+        "Triton needs bins and rises of one width",
+        "Triton computes in float32",
+    ]
 
 
 def cases(stair: ss.Stair) -> list[tuple[str, str]]:

@@ -122,7 +122,7 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
     from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 
     ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device="cuda")
-    values = table(ternary, torch.float32, std.device)
+    values = table(ternary, std.device)
     row = prepare_rows(values, std * 0, std, 2, "uniform")[0]
     stair = PreparedStair(values, row, {"COUNT": 2, "FAMILY": "uniform"})
     shapes = (256, 16, 16, 32), (256, 32, 64, 16), (256, 128, 128, 32), (64, 256, 512, 8)
@@ -192,7 +192,7 @@ def check_first_layer(
     from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 
     ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device=device)
-    values = table(ternary, torch.float32, std.device)
+    values = table(ternary, std.device)
     row = prepare_rows(values, std * 0, std, 2, "uniform")[0]
     stair = PreparedStair(values, row, {"COUNT": 2, "FAMILY": "uniform"})
     # Inputs that bfloat16 and TF32 hold exactly.

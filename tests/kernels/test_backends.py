@@ -103,13 +103,13 @@ def test_rises_of_any_size_have_a_slope():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("bits", "quantum"), [(10, 0.07), (12, 0.07), (12, 1.0)])
 def test_stairs_finer_than_the_dtype(bits, quantum, dtype):
-    """Where thresholds collapse when rounded, the index still counts those not above x."""
+    """x of 16 bits is compared with thresholds of float32, and only the level is rounded."""
     stair = ss.Stair.linear(bits, signed=True, quantum=quantum, thresholds="midpoint")
-    thresholds = torch.tensor(stair.thresholds, dtype=torch.float64).to(dtype)
+    thresholds = torch.tensor(stair.thresholds)
     levels = torch.tensor(stair.levels, dtype=torch.float64).to(dtype)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3000, generator=generator) * quantum * 2 ** (bits - 2)
-    x = torch.cat([thresholds, x.to(dtype)])
+    x = torch.cat([thresholds, x]).to(dtype)
     wanted = torch.searchsorted(thresholds.double(), x.double(), right=True)
     assert torch.equal(kernels.index(x, stair), wanted)
     assert torch.equal(kernels.hard(x, stair), levels[wanted])
@@ -127,14 +127,14 @@ def test_tables_of_stairs_stay_until_they_are_freed():
     assert kernels.triton.table.cache_info().maxsize is None
     assert kernels.bound.cached_quanta_tensor.cache_info().maxsize is None
     found = [
-        (kernels.triton.table(stair, torch.float32, device), kernels.channel_quanta(stair, x))
+        (kernels.triton.table(stair, device), kernels.channel_quanta(stair, x))
         for x in (torch.zeros(3, 2), torch.ones(3, 2))
     ]
     assert all(a is b for a, b in zip(*found, strict=True))
     longer = kernels.triton.longer_table(ss.Stair.ternary(), ss.Stair.linear(3), device)
     kernels.free_tables()
     assert kernels.triton.longer_table.cache_info().currsize == 0 < longer.numel()
-    assert kernels.triton.table(stair, torch.float32, device) is not found[0][0]
+    assert kernels.triton.table(stair, device) is not found[0][0]
     assert kernels.channel_quanta(stair, torch.zeros(3, 2)) is not found[0][1]
 
 

@@ -79,7 +79,7 @@ def prepare_stairs(sites: Iterable[StairModule]) -> dict[StairModule, PreparedSt
         means, stds = (_stack(scalars) for scalars in zip(*noises.values(), strict=True))
         if isinstance(stair.quantum, float) and stair.quantum != 1.0:
             means, stds = means * stair.quantum, stds * stair.quantum
-        values = table(stair, torch.float32, means.device)
+        values = table(stair, means.device)
         rows = prepare_rows(values, means, stds, len(stair) - 1, noise.name)
         rows_of = dict(zip(noises, rows, strict=True))
         for module in modules:

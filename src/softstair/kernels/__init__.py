@@ -1,16 +1,19 @@
 """Backends of the operator, and the choice between them.
 
 ``reference`` is plain torch and right everywhere; ``cpu`` is the same operator for eager CPU
-tensors, in blocks; ``triton`` is the same for eager CUDA tensors under the four families of the
-paper. Transforms and compilers get the reference, which they differentiate and fuse themselves.
-Nothing outside this folder knows which one runs.
+tensors, in blocks; ``triton`` is the same for eager CUDA tensors of at most 32 bits, bins of one
+width and the four families of the paper; for others a warning says, once, that the reference runs.
+Transforms and compilers get the reference, which they differentiate and fuse themselves. Nothing
+outside this folder knows which one runs.
 
 :func:`use`, or the environment variable ``SOFTSTAIR_KERNELS``, selects one of them.
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -104,7 +107,7 @@ def forward(
     if backend == "triton":
         from softstair.kernels.triton import elementwise
 
-        compact = compact and triton.can_compact(soft, x.dtype)
+        compact = compact and triton.can_compact(soft)
         y, saved = elementwise.forward(x, soft, strategy, generator, compact)
         return y, saved if compact else x
     draw = x
@@ -223,14 +226,21 @@ def _backend(x: Tensor, soft: SoftStair) -> str:
     if choice == "reference":
         return "reference"
     if choice == "triton" or x.device.type == "cuda":
-        reason = triton.unsupported(x, soft.noise)
+        reason = triton.unsupported(x, soft)
         if reason is None:
             return "triton"
         if choice == "triton":
-            raise AbsentError(reason, field="kernels")
+            raise AbsentError(f"kernels must be auto or reference: {reason}.", field="kernels")
+        _warn(reason)
     has_channels = isinstance(soft.stair.quantum, tuple)
     plain = has_channels or (_is_number(soft.mean) and _is_number(soft.std))
     return "cpu" if plain and x.device.type == "cpu" else "reference"
+
+
+@cache  # once for each reason
+def _warn(reason: str) -> None:
+    slower = "the operator runs as plain torch operations on the GPU, which is slower"
+    warnings.warn(f"{reason}; {slower}; torch.compile makes it faster.", stacklevel=2)
 
 
 def _is_batched(grad: Tensor) -> bool:

@@ -19,8 +19,6 @@ Scalar = float | Tensor
 FEW_LEVELS = 8
 # Beyond this many a search is cheaper than that sum, where there is no line.
 MANY_LEVELS = 64
-# The last bit of a dtype of 16 bits, as a bit of float32.
-LAST_BITS = {torch.bfloat16: 1 << 16, torch.float16: 1 << 13}
 
 
 class SoftStair(NamedTuple):
@@ -45,15 +43,13 @@ class BoundStair:
 
     def __init__(self, soft: SoftStair, x: Tensor) -> None:
         self.stair, self.noise, self.mean, self.std = soft
-        self.dtype = x.dtype
         self.compute = compute_dtype(x.dtype)
-        self.rounded = self.stair.rounded(x.dtype)
+        self.rounded = self.stair.rounded(self.compute)
         self.count = len(self.stair) - 1
         self.quanta = channel_quanta(self.stair, x)
         lines = (self.rounded.level_line, self.rounded.threshold_line)
         self.is_line = len(self.stair) > FEW_LEVELS and None not in lines
-        # A line that is computed in the dtype of x, not rounded to 16 bits.
-        self.is_regular = self.is_line and self.rounded.is_regular and self.dtype == self.compute
+        self.is_regular = self.is_line and self.rounded.is_regular
         self.is_table = len(self.stair) > MANY_LEVELS and not self.is_line and self.quanta is None
 
     def threshold(self, k: int) -> Scalar:
@@ -61,12 +57,6 @@ class BoundStair:
 
     def level(self, k: int) -> Scalar:
         return self._value(self.stair.levels[k], self.rounded.levels[k])
-
-    @property
-    def lowest(self) -> Scalar:
-        """q₀ unrounded, for sums to begin with: rounded to 16 bits it would move every level above
-        it."""
-        return self._scaled(self.stair.levels[0])
 
     def rise(self, k: int) -> Scalar:
         """qₖ₊₁ − qₖ, the height of the step at threshold k."""
@@ -79,9 +69,7 @@ class BoundStair:
         return self._scaled(self.rounded.threshold_line.unit)
 
     def _value(self, exact: float, rounded: float) -> Scalar:
-        if self.quanta is None:
-            return rounded
-        return (self.quanta * exact).to(self.dtype).to(self.compute)
+        return rounded if self.quanta is None else self._scaled(exact)
 
     def _scaled(self, value: float) -> Scalar:
         return value if self.quanta is None else (self.quanta * value).to(self.compute)
@@ -120,7 +108,7 @@ class BoundStair:
             product = (number.double() + line.first) * line.unit
             if self.quanta is not None:
                 product = product * self.quanta
-        return product.to(self.dtype).to(self.compute)
+        return product.to(self.compute)
 
     def hard(self, x: Tensor) -> Tensor:
         """σ(x): the level itself, looked up and never summed; NaN stays NaN."""

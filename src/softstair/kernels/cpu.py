@@ -85,7 +85,7 @@ def takes_channels(x: Tensor, bound: BoundStair, strategy: str) -> bool:
     are_rows = order is not None and order[0] == 0 and bound.stair.axis in (0, -x.dim())
     if not are_rows or not 0 < x[0].numel() <= block_size():
         return False
-    is_exact = bound.is_regular and _is_exact(bound.stair, x.dtype)
+    is_exact = bound.is_regular and _is_exact(bound.stair, bound.compute)
     if not is_exact or strategy == "hard":
         return is_exact
     tensors = [value for value in (bound.mean, bound.std) if isinstance(value, Tensor)]

@@ -87,9 +87,9 @@ def inverse(std: Scalar, dtype: torch.dtype) -> Scalar:
 def expectation(x: Tensor, bound: BoundStair, scale: Scalar) -> Tensor:
     """E[σ(x − ν)] = q₀ + Σₖ (qₖ − qₖ₋₁)·F((x − θₖ)/β) of centred x, with scale = 1/β."""
     if has_closed_form(bound):
-        total = bound.lowest + bound.rise(0) * _closed_cdfs(x, bound, scale)
+        total = bound.level(0) + bound.rise(0) * _closed_cdfs(x, bound, scale)
     else:
-        total = torch.zeros_like(x) + bound.lowest
+        total = torch.zeros_like(x) + bound.level(0)
         for k in range(bound.count):
             total = total + bound.rise(k) * bound.noise.cdf((x - bound.threshold(k)) * scale)
     # Rounding may have taken it an ulp beyond the end levels.

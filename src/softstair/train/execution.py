@@ -150,7 +150,7 @@ def check_kernels(recipe: Recipe, device: torch.device) -> None:
     """Raise SoftstairError if the recipe or the environment asks for Triton where it cannot run."""
     choice = kernels.selected() if recipe.kernels == "auto" else recipe.kernels
     if choice == "triton" and (reason := triton.unavailable(device)) is not None:
-        raise SoftstairError(reason, field="kernels")
+        raise SoftstairError(f"kernels must be auto or reference: {reason}.", field="kernels")
 
 
 def choose_threads(network: nn.Module, batch: int) -> int:

@@ -1,13 +1,12 @@
 """Noise families and random numbers for blocks in Triton: :mod:`softstair.noise` on the device.
 
-``FAMILY`` is the name of the family, known at compile time; a block is float32 or float64. With
-``HALF`` (tensors of 16 bits) shorter approximations are used.
+``FAMILY`` is the name of the family, known at compile time; a block is float32. With ``HALF``
+(tensors of 16 bits) shorter approximations are used.
 
-In float32 the normal tail is 2^{P(d)} with P of degree 8: an absolute error of 9·10⁻⁸ and a
-relative one of 1 % up to nine standard deviations, at a fraction of the cost of the library's error
-function. In float64 it is the error function. The inverse of the normal cdf is (u − ½)·P(w)/Q(w)
-with w = −log 4u(1 − u): relative error 1.3·10⁻⁷ for u ≥ 2⁻⁵³ in float64, 2.5·10⁻⁷ for u ≥ 2⁻²⁴ in
-float32.
+The normal tail is 2^{P(d)} with P of degree 8: an absolute error of 9·10⁻⁸ and a relative one of
+1 % up to nine standard deviations, at a fraction of the cost of the library's error function. The
+inverse of the normal cdf is (u − ½)·P(w)/Q(w) with w = −log 4u(1 − u): relative error 2.5·10⁻⁷ for
+u ≥ 2⁻²⁴.
 
 The second half of the noise functions (from :func:`units_per_std` on) works in units in which a
 family costs the fewest instructions: the normal density is 2^{−t²}, the logistic odds are 2^t (t
@@ -25,7 +24,6 @@ from triton.language.extra import libdevice
 UNIFORM_DENSITY = tl.constexpr(0.5 / math.sqrt(3.0))
 SQRT3 = tl.constexpr(math.sqrt(3.0))
 SQRT6 = tl.constexpr(math.sqrt(6.0))
-SQRT_HALF = tl.constexpr(math.sqrt(0.5))
 NORMAL_DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))
 RATE = tl.constexpr(math.pi / math.sqrt(3.0))
 LOG2_E = tl.constexpr(1 / math.log(2.0))
@@ -59,9 +57,7 @@ def tail(d, FAMILY: tl.constexpr, HALF: tl.constexpr = False):
 
 @triton.jit
 def _normal_tail(d, HALF: tl.constexpr):
-    if d.dtype == tl.float64:
-        p = 0.5 - 0.5 * tl.erf(d * SQRT_HALF)
-    elif HALF:
+    if HALF:
         p = -3.14127505e-02 * d - 4.78945881e-01
         p = p * d - 1.14558661
         p = tl.exp2(p * d - 1.00021672)
@@ -80,13 +76,9 @@ def _normal_tail(d, HALF: tl.constexpr):
 @triton.jit
 def _sigmoid(y):
     """1/(1 + e^{−y})."""
-    if y.dtype == tl.float64:
-        p = 1.0 / (1.0 + tl.exp(-y))
-    else:
-        # rsqrt is one instruction, a division is nine.
-        root = tl.rsqrt(1.0 + tl.exp2(y * -LOG2_E))
-        p = root * root
-    return p
+    # rsqrt is one instruction, a division is nine.
+    root = tl.rsqrt(1.0 + tl.exp2(y * -LOG2_E))
+    return root * root
 
 
 @triton.jit
@@ -106,7 +98,6 @@ def cdf(z, FAMILY: tl.constexpr):
 def pdf(z, FAMILY: tl.constexpr):
     """μ(z) = F′(z), right-continuous where it jumps."""
     if FAMILY == "uniform":
-        # Not max and min: their constants would be float32 whatever z is.
         inside = (z >= -SQRT3) & (z < SQRT3)
         p = tl.where(inside, z * 0.0 + UNIFORM_DENSITY, 0.0)
     elif FAMILY == "triangular":
@@ -141,40 +132,24 @@ def ppf(u, FAMILY: tl.constexpr):
 @triton.jit
 def _normal_ppf(u):
     side = u - 0.5
-    if u.dtype == tl.float64:
-        w = -tl.log(4.0 * u * (1.0 - u))
-        p = 3.085261643e-07 * w + 1.05826087e-04
-        p = p * w + 2.379645326e-03
-        p = p * w + 2.604337617e-02
-        p = p * w + 1.883741931e-01
-        p = p * w + 9.175307147e-01
-        p = p * w + 2.506628594
-        q = 3.160405653e-06 * w + 2.365806565e-04
-        q = q * w + 2.563194455e-03
-        q = q * w + 3.481730602e-02
-        q = q * w + 1.04245239e-01
-        q = q * w + 1.0
-        z = side * (p / q)
-    else:
-        # Logarithms to base 2, the GPU's own.
-        w = -_log2(u * (4.0 - 4.0 * u))
-        p = 3.32784407e-06 * w + 5.10401564e-04
-        p = p * w + 8.90887646e-03
-        p = p * w + 9.67162803e-02
-        p = p * w + 6.83968716e-01
-        p = p * w + 2.50662889
-        q = 2.7662901e-05 * w + 1.01853636e-03
-        q = q * w + 1.57241493e-02
-        q = q * w + 9.14029485e-02
-        q = q * w + 1.0
-        root = tl.rsqrt(q)
-        z = (side * root) * (p * root)
-    return z
+    # Logarithms to base 2, the GPU's own.
+    w = -_log2(u * (4.0 - 4.0 * u))
+    p = 3.32784407e-06 * w + 5.10401564e-04
+    p = p * w + 8.90887646e-03
+    p = p * w + 9.67162803e-02
+    p = p * w + 6.83968716e-01
+    p = p * w + 2.50662889
+    q = 2.7662901e-05 * w + 1.01853636e-03
+    q = q * w + 1.57241493e-02
+    q = q * w + 9.14029485e-02
+    q = q * w + 1.0
+    root = tl.rsqrt(q)
+    return (side * root) * (p * root)
 
 
 @triton.jit
 def _log2(y):
-    return libdevice.fast_log2f(y) if IS_CUDA and y.dtype == tl.float32 else tl.log2(y)
+    return libdevice.fast_log2f(y) if IS_CUDA else tl.log2(y)
 
 
 @triton.jit
@@ -288,14 +263,14 @@ def random_words(seed, number, BLOCK: tl.constexpr, HALF: tl.constexpr):
         lane = tl.arange(0, BLOCK)
         words = shared_words(seed, number * (BLOCK // 2), lane >> 1, (lane & 1) != 0)
     else:
-        words = philox_words(seed, number, BLOCK, 0)
+        words = philox_words(seed, number, BLOCK)
     return words
 
 
 @triton.jit
-def philox_words(seed, number, BLOCK: tl.constexpr, stream):
+def philox_words(seed, number, BLOCK: tl.constexpr):
     """Four blocks of random 32-bit words, those of ``tl.philox``."""
-    return _philox(seed, number * BLOCK, tl.arange(0, BLOCK), stream, False)
+    return _philox(seed, number * BLOCK, tl.arange(0, BLOCK), False)
 
 
 @triton.jit
@@ -306,7 +281,7 @@ def shared_words(seed, first, pair, is_second):
     Each word is uniform. The upper halves of two neighbours are independent, so that the joint
     probability of two levels is the product to within 2⁻¹⁶.
     """
-    a, b, c, d = _philox(seed, first, pair, 0, IS_CUDA)
+    a, b, c, d = _philox(seed, first, pair, IS_CUDA)
     return (
         _exchange_halves(a, is_second),
         _exchange_halves(b, is_second),
@@ -321,12 +296,12 @@ def _exchange_halves(word, is_second):
 
 
 @triton.jit
-def _philox(seed, first, lane, stream, FUSED: tl.constexpr):
+def _philox(seed, first, lane, FUSED: tl.constexpr):
     """Philox of the counters first + lane, whose low halves do not overflow. Half of the first two
     rounds is the same for all lanes, and computed once."""
     a = (lane + first.to(tl.int32)).to(tl.uint32, bitcast=True)
     b = (first >> 32).to(tl.uint32)
-    c = b * 0 + stream
+    c = b * 0
     d = b * 0
     key, other = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     for _ in tl.static_range(ROUNDS):
@@ -372,11 +347,3 @@ def significand(word):
     """A float32 in [1, 2) from 23 bits of a random word, without a conversion."""
     bits = (word.to(tl.uint32, bitcast=True) >> 9) | 0x3F800000
     return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def uniform_double(high, low):
-    """A float64 of 53 bits strictly inside (0, 1) from two random words."""
-    upper = (high.to(tl.uint32, bitcast=True) >> 5).to(tl.float64)
-    lower = (low.to(tl.uint32, bitcast=True) >> 6).to(tl.float64)
-    return tl.maximum(upper * 67108864.0 + lower, 0.5) * (1 / 9007199254740992)

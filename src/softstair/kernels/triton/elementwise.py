@@ -21,15 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softstair.kernels.bound import LAST_BITS, Scalar, SoftStair
+from softstair.kernels.bound import Scalar, SoftStair
 from softstair.kernels.triton import FAMILIES, evaluator, general, is_native, kind, table
-from softstair.kernels.triton.distributions import (
-    IS_CUDA,
-    philox_words,
-    random_words,
-    uniform,
-    uniform_double,
-)
+from softstair.kernels.triton.distributions import INTERPRETED, IS_CUDA, random_words, uniform
 from softstair.kernels.triton.prepare import prepare
 
 BLOCK = 1024
@@ -49,14 +43,11 @@ def forward_kernel(
     x_ptr, y_ptr, saved_ptr, table, mean_ptr, std_ptr, seed_ptr, size, stride, channels,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, KIND: tl.constexpr,
     COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    LAST_BIT: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    HALF: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """y = the value of x; with COMPACT, saved = one byte per element that replaces x."""
-    DOUBLE: tl.constexpr = mean_ptr.dtype.element_ty == tl.float64
-    SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not DOUBLE and not PER_CHANNEL
-    CLAMPED: tl.constexpr = FORWARD != "mode" or KIND != "uneven" or COUNT == 1
-    PREPARED: tl.constexpr = SCALAR and (KIND == "native" or (COUNT <= general.FEW and CLAMPED))
-    HALF: tl.constexpr = LAST_BIT > 1
+    SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not PER_CHANNEL
+    PREPARED: tl.constexpr = SCALAR and (KIND == "native" or COUNT <= general.FEW)
     LINE: tl.constexpr = "line" if KIND == "native" else KIND
     CAN_BE_FAST: tl.constexpr = HALF and KIND == "native" and (FORWARD != "hard" or COMPACT)
     lane, zero = tl.arange(0, BLOCK), tl.full((), 0, tl.int64)
@@ -68,11 +59,11 @@ def forward_kernel(
         # A loop for either case: one loop for both would need the registers of both.
         if CAN_BE_FAST and prepared[3][3]:
             _forward_tiles(
-                tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, True, BLOCK, UNROLL
+                tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, HALF, True, BLOCK, UNROLL
             )
         else:
             _forward_tiles(
-                tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, False, BLOCK, UNROLL
+                tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, HALF, False, BLOCK, UNROLL
             )
     else:
         for tile in range(tl.program_id(0), tl.cdiv(size, UNROLL * BLOCK), tl.num_programs(0)):
@@ -80,21 +71,17 @@ def forward_kernel(
             first = number * (UNROLL * BLOCK)
             left = size - first
             blocks = _load(x_ptr + first, lane, left, BLOCK, UNROLL)
-            words, more = blocks, blocks
+            words = blocks
             if FORWARD == "random":
                 words = random_words(seed, number, BLOCK, HALF)
-                if DOUBLE:
-                    more = philox_words(seed, number, BLOCK, 1)
             for j in tl.static_range(UNROLL):
                 offsets = lane + j * BLOCK
                 channel = _channel(first, offsets, stride, channels, INT64)
                 row = channel * (3 * COUNT + 4) if PER_CHANNEL else 0
                 mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
                 std = _load_noise(std_ptr, first, offsets, left, channel, STD)
-                x = _widen(blocks[j], std.dtype)
-                u = words[j]
-                if FORWARD == "random":
-                    u = uniform_double(u, more[j]) if DOUBLE else uniform(u)
+                x = _widen(blocks[j])
+                u = uniform(words[j]) if FORWARD == "random" else words[j]
                 y = general.value(x, table, row, mean, std, u, COUNT, FAMILY, FORWARD, LINE)
                 _store(y_ptr + first, offsets, left, y)
                 if COMPACT:
@@ -106,7 +93,7 @@ def forward_kernel(
 def _forward_tiles(
     tensors, prepared,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, COMPACT: tl.constexpr,
-    LAST_BIT: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    HALF: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The forward pass of all tiles of this program, with prepared scalars."""
     x_ptr, y_ptr, saved_ptr, seed, size = tensors
@@ -119,16 +106,14 @@ def _forward_tiles(
         y_tile, saved_tile = y_ptr + first, saved_ptr + first
         words = blocks
         if FORWARD == "random":
-            words = random_words(seed, number, BLOCK, LAST_BIT > 1)
+            words = random_words(seed, number, BLOCK, HALF)
         for j in tl.static_range(UNROLL):
             offsets = tl.arange(0, BLOCK) + j * BLOCK
-            x = _widen(blocks[j], tl.float32)
-            y = evaluator.value(
-                x, prepared, words[j], COUNT, FAMILY, FORWARD, LAST_BIT, FAST, False
-            )
+            x = _widen(blocks[j])
+            y = evaluator.value(x, prepared, words[j], COUNT, FAMILY, FORWARD, HALF, FAST, False)
             _store(y_tile, offsets, left, y)
             if COMPACT:
-                bits = evaluator.support(x, prepared, COUNT, LAST_BIT, FAST)
+                bits = evaluator.support(x, prepared, COUNT, FAST)
                 _store(saved_tile, offsets, left, bits)
 
 
@@ -137,13 +122,11 @@ def backward_kernel(
     dy_ptr, saved_ptr, dx_ptr, table, mean_ptr, std_ptr, size, stride, channels,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr,
     COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    LAST_BIT: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    HALF: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """dx = dy·slope, the slope from x or from the byte that replaces it."""
-    DOUBLE: tl.constexpr = mean_ptr.dtype.element_ty == tl.float64
-    SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not DOUBLE and not PER_CHANNEL
+    SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not PER_CHANNEL
     FEW: tl.constexpr = KIND == "native" or COUNT <= general.FEW
-    HALF: tl.constexpr = LAST_BIT > 1
     LINE: tl.constexpr = "line" if KIND == "native" else KIND
     lane, first = tl.arange(0, BLOCK), tl.program_id(0).to(tl.int64) * (UNROLL * BLOCK)
     left = size - first
@@ -154,9 +137,9 @@ def backward_kernel(
         prepared = prepare(table, mean, std, COUNT, FAMILY, "slope", HALF)
         tensors = (blocks, gradients, dx_ptr + first, left)
         if HALF and KIND == "native" and prepared[3][3]:
-            _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, True)
+            _backward_tile(tensors, prepared, COUNT, FAMILY, HALF, True)
         else:
-            _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, False)
+            _backward_tile(tensors, prepared, COUNT, FAMILY, HALF, False)
     else:
         for j in tl.static_range(UNROLL):
             offsets = lane + j * BLOCK
@@ -167,25 +150,25 @@ def backward_kernel(
                 slope = general.slope_of(blocks[j].to(tl.int32), table, row, std, COUNT, LINE)
             else:
                 mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
-                x = _widen(blocks[j], std.dtype)
+                x = _widen(blocks[j])
                 slope = general.slope(x, table, row, mean, std, COUNT, FAMILY, LINE)
-            dx = _widen(gradients[j], std.dtype) * slope
+            dx = _widen(gradients[j]) * slope
             _store(dx_ptr + first, offsets, left, dx)
 
 
 @triton.jit
 def _backward_tile(
     tensors, prepared,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """dy·slope for the blocks of a tile, with prepared scalars."""
     blocks, gradients, dx_ptr, left = tensors
     BLOCK: tl.constexpr = blocks[0].shape[0]
     for j in tl.static_range(len(blocks)):
         offsets = tl.arange(0, BLOCK) + j * BLOCK
-        x = _widen(blocks[j], tl.float32)
-        slope = evaluator.slope(x, prepared, COUNT, FAMILY, LAST_BIT, FAST)
-        _store(dx_ptr, offsets, left, _widen(gradients[j], tl.float32) * slope)
+        x = _widen(blocks[j])
+        slope = evaluator.slope(x, prepared, COUNT, FAMILY, HALF, FAST)
+        _store(dx_ptr, offsets, left, _widen(gradients[j]) * slope)
 
 
 @triton.jit
@@ -199,8 +182,8 @@ def _load(pointer, lane, left, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
 
 
 @triton.jit
-def _widen(block, COMPUTE: tl.constexpr):
-    """The block in the dtype of computation; as late as possible, to save registers."""
+def _widen(block):
+    """The block in float32; as late as possible, to save registers."""
     if IS_CUDA and block.dtype == tl.bfloat16:
         # One instruction per element, where the compiler emits three for two.
         wide = tl.inline_asm_elementwise(
@@ -212,12 +195,17 @@ def _widen(block, COMPUTE: tl.constexpr):
             pack=2,
         )
     else:
-        wide = block.to(COMPUTE)
+        wide = block.to(tl.float32)
     return wide
 
 
 @triton.jit
 def _store(pointer, offsets, left, result):
+    if INTERPRETED and pointer.dtype.element_ty == tl.bfloat16:
+        # A GPU rounds; the interpreter truncates.
+        bits = result.to(tl.uint32, bitcast=True)
+        bits = (bits + (0x7FFF + ((bits >> 16) & 1))) & 0xFFFF0000
+        result = tl.where(result == result, bits.to(tl.float32, bitcast=True), result)
     tl.store(pointer + offsets, result.to(pointer.dtype.element_ty), mask=offsets < left)
 
 
@@ -295,8 +283,8 @@ def _arguments(
     ``x`` gives shape, strides and device; ``dtype`` is that of the values, which differs from x's
     if x holds saved bytes.
     """
-    stair, rows = soft.stair, table(soft.stair, dtype, x.device)
-    mean, std = (_parameter(value, rows.dtype, x.device) for value in (soft.mean, soft.std))
+    stair, rows = soft.stair, table(soft.stair, x.device)
+    mean, std = (_parameter(value, x.device) for value in (soft.mean, soft.std))
     axes = [] if stair.axis is None or len(rows) == 1 else [stair.axis % x.dim()]
     axes += [only for noise in (mean, std) if (only := _only_axis(noise, x)) is not None]
     axis = axes[0] if axes else None
@@ -304,11 +292,11 @@ def _arguments(
     constants = {
         "COUNT": len(stair) - 1,
         "FAMILY": FAMILIES[type(soft.noise)],
-        "KIND": "native" if is_native(stair, dtype) else kind(stair, dtype),
+        "KIND": "native" if is_native(stair, dtype) else kind(stair),
         "PER_CHANNEL": len(rows) > 1,
         "MEAN": mean_layout,
         "STD": std_layout,
-        "LAST_BIT": LAST_BITS.get(dtype, 1),
+        "HALF": dtype.itemsize == 2,
         "INT64": x.numel() >= 2**31,
         "BLOCK": BLOCK,
     }
@@ -316,18 +304,18 @@ def _arguments(
     return (rows, mean, std), channels, constants
 
 
-def _parameter(value: Scalar, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _parameter(value: Scalar, device: torch.device) -> Tensor:
     """Return a mean or std as a tensor on the device, without waiting for it."""
     if isinstance(value, Tensor):
-        return value.detach().to(device, dtype, non_blocking=True)
+        return value.detach().to(device, torch.float32, non_blocking=True)
     # A tensor made inside a capture belongs to that graph and has no value outside of it.
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return (_filled if capturing else _cached)(value, dtype, device)
+    return (_filled if capturing else _cached)(value, device)
 
 
-def _filled(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _filled(value: float, device: torch.device) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        return torch.full((), value, dtype=dtype, device=device)
+        return torch.full((), value, dtype=torch.float32, device=device)
 
 
 _cached = lru_cache(maxsize=256)(_filled)

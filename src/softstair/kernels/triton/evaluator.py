@@ -5,11 +5,11 @@ comes from :func:`prepare <softstair.kernels.triton.prepare.prepare>` in the ele
 and from :func:`prepare_from_row <softstair.kernels.triton.prepare.prepare_from_row>` in the fused
 layers.
 
-``LAST_BIT`` is the last bit of the tensor's dtype, as a bit of float32: above 1 for 16 bits, which
-allow shorter approximations. ``FAST`` says that 16 bits may use a line as it was given and that the
-noise is no Dirac: one decision for a block. ``SELECT`` says how NaN is kept: by a selection, with
-which the fused kernels need fewer registers (173 instead of 242), or by a sum, with which the
-element-wise ones do (96 instead of 116 for the mode of 16 levels).
+``HALF`` says that the tensor has 16 bits, which allow shorter approximations. ``FAST`` says that
+its noise is wide enough for those of a line, and no Dirac: one decision for a block. ``SELECT``
+says how NaN is kept: by a selection, with which the fused kernels need fewer registers (173 instead
+of 242), or by a sum, with which the element-wise ones do (96 instead of 116 for the mode of 16
+levels).
 """
 
 import triton
@@ -40,28 +40,27 @@ from softstair.kernels.triton.general import EDGE, FEW, is_dirac
 def value(
     x, prepared, word,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
-    LAST_BIT: tl.constexpr, FAST: tl.constexpr, SELECT: tl.constexpr,
+    HALF: tl.constexpr, FAST: tl.constexpr, SELECT: tl.constexpr,
 ):  # fmt: skip
     """The forward pass on a block of x in float32; ``word`` is random bits, for random alone."""
-    HALF: tl.constexpr = LAST_BIT > 1
     mean, std, _, stair, _ = prepared
     if FORWARD == "hard":
-        result = _keep_nan(x, _hard(x, stair, 0.0, COUNT, LAST_BIT), SELECT)
+        result = _keep_nan(x, _hard(x, stair, 0.0, COUNT), SELECT)
     elif FORWARD == "random":
-        result = _random(x, prepared, word, COUNT, FAMILY, LAST_BIT, FAST, SELECT)
+        result = _random(x, prepared, word, COUNT, FAMILY, HALF, FAST, SELECT)
     elif FORWARD == "mode" and FAST:
-        result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT, LAST_BIT), SELECT)
+        result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT), SELECT)
     elif FORWARD == "mode":
-        result = _keep_nan(x, _mode(x - mean, prepared, COUNT, LAST_BIT), SELECT)
+        result = _keep_nan(x, _mode(x - mean, prepared, COUNT), SELECT)
     else:
         tl.static_assert(FORWARD == "expectation")
         # One branch for the whole block: soft noise does not pay for the look-up.
         if not FAST and is_dirac(std):
-            result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT, LAST_BIT), SELECT)
+            result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT), SELECT)
         elif COUNT <= FEW:
             result = _expectation(x, prepared, COUNT, FAMILY, HALF)
         else:
-            result = line.expectation(x, stair, mean, std, COUNT, FAMILY, LAST_BIT, FAST)
+            result = line.expectation(x, stair, mean, std, COUNT, FAMILY, HALF, FAST)
         if FAMILY == "uniform":
             result += nan_else(x, 0.0)
     return result
@@ -70,12 +69,12 @@ def value(
 @triton.jit
 def slope(
     x, prepared,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """d/dx E[σ(x − ν)] on a block of x in float32; 0 for a Dirac."""
     mean, std, scale, stair, _ = prepared
     if FAMILY == "uniform":
-        total = _uniform_slope(x, prepared, COUNT, LAST_BIT, FAST)
+        total = _uniform_slope(x, prepared, COUNT, FAST)
     elif COUNT <= FEW:
         thresholds, _, rises = stair
         factor = scale * pdf_scale(FAMILY)
@@ -83,17 +82,17 @@ def slope(
         sharp = tl.where(is_dirac(std), 1.0, scale) * units_per_std(FAMILY, True)
         total = tl.zeros_like(x)
         for k in tl.static_range(COUNT):
-            z = _z(x, mean, thresholds[k], sharp, 0.0, LAST_BIT > 1)
+            z = _z(x, mean, thresholds[k], sharp, 0.0, HALF)
             total += (rises[k] * factor) * scaled_pdf(z, FAMILY)
     else:
         _, rise, _, _, _ = stair[1]
         factor = scale * pdf_scale(FAMILY) * rise
-        total = line.slope(x, stair, mean, factor, FAMILY, LAST_BIT, FAST)
+        total = line.slope(x, stair, mean, factor, FAMILY, FAST)
     return total
 
 
 @triton.jit
-def _uniform_slope(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
+def _uniform_slope(x, prepared, COUNT: tl.constexpr, FAST: tl.constexpr):
     mean, std, scale, stair, _ = prepared
     density = scale * UNIFORM_DENSITY
     if COUNT <= FEW:
@@ -104,7 +103,7 @@ def _uniform_slope(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr, FAS
             total += tl.where(inside, rises[k] * density, 0.0)
     else:
         _, rise, _, _, _ = stair[1]
-        count = line.support(x, stair, mean, std, COUNT, LAST_BIT, FAST)
+        count = line.support(x, stair, mean, std, COUNT, FAST)
         total = count.to(tl.float32) * (rise * density)
     return total
 
@@ -118,7 +117,7 @@ def _depth(x, mean, std, threshold):
 
 
 @triton.jit
-def support(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
+def support(x, prepared, COUNT: tl.constexpr, FAST: tl.constexpr):
     """Which thresholds have x in the support of their uniform noise, as in :mod:`general`."""
     mean, std, _, stair, _ = prepared
     if COUNT <= FEW:
@@ -129,7 +128,7 @@ def support(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.c
             total += tl.minimum(tl.maximum(depth * 3e38, 0.0), 1.0) * (1 << k)
         bits = total.to(tl.int32, bitcast=True)
     else:
-        bits = line.support(x, stair, mean, std, COUNT, LAST_BIT, FAST)
+        bits = line.support(x, stair, mean, std, COUNT, FAST)
     return bits
 
 
@@ -140,7 +139,7 @@ def _keep_nan(x, result, SELECT: tl.constexpr):
 
 
 @triton.jit
-def _hard(x, stair, shift, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
+def _hard(x, stair, shift, COUNT: tl.constexpr):
     """σ(x − shift): looked up, or on the line, never summed."""
     if COUNT <= FEW:
         thresholds, levels, _ = stair
@@ -148,12 +147,12 @@ def _hard(x, stair, shift, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
         for k in tl.static_range(1, COUNT):
             result = tl.where(x >= thresholds[k] + shift, levels[k + 1], result)
     else:
-        result = line.hard(x - shift, stair, COUNT, LAST_BIT)
+        result = line.hard(x - shift, stair, COUNT)
     return result
 
 
 @triton.jit
-def _mode(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
+def _mode(x, prepared, COUNT: tl.constexpr):
     """σ(x) with its thresholds clamped to the limits of the mode."""
     _, _, _, stair, limits = prepared
     low, high = limits
@@ -166,7 +165,7 @@ def _mode(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
             result = tl.where(x >= clamped, levels[k + 1], result)
     else:
         _, _, lowest, highest, _ = stair[1]
-        result = line.hard(x, stair, COUNT, LAST_BIT)
+        result = line.hard(x, stair, COUNT)
         result = tl.where(x < low, lowest, result)
         result = tl.where(x >= high, highest, result)
     return result
@@ -175,17 +174,17 @@ def _mode(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
 @triton.jit
 def _random(
     x, prepared, word,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
     SELECT: tl.constexpr,
 ):  # fmt: skip
     """σ(x − ν), with ν drawn from the random bits; NaN for NaN."""
     mean, std, _, stair, _ = prepared
     std = tl.where(is_dirac(std), 0.0, std)
     if FAST:
-        result = line.random(x, stair, mean, std, word, COUNT, FAMILY, LAST_BIT)
-    elif LAST_BIT > 1:
+        result = line.random(x, stair, mean, std, word, COUNT, FAMILY)
+    elif HALF:
         moved = x - draw_half(word, std, FAMILY)
-        result = _keep_nan(x, _hard(moved, stair, mean, COUNT, LAST_BIT), SELECT)
+        result = _keep_nan(x, _hard(moved, stair, mean, COUNT), SELECT)
     else:
         if FAMILY == "uniform":
             width = std * (2 * SQRT3)
@@ -193,7 +192,7 @@ def _random(
             moved = (x - (mean - (1.5 - 0.5 / 8388608) * width)) - width * significand(word)
         else:
             moved = (x - mean) - std * ppf(uniform(word), FAMILY)
-        result = _keep_nan(x, _hard(moved, stair, 0.0, COUNT, LAST_BIT), SELECT)
+        result = _keep_nan(x, _hard(moved, stair, 0.0, COUNT), SELECT)
     return result
 
 

@@ -1,10 +1,9 @@
-"""The general evaluator: any stair, per channel too, any mean and std, in float32 or float64.
+"""The general evaluator: stairs with bins of one width, per channel too, any mean and std.
 
 It does what :mod:`softstair.kernels.reference` does, on a block of x. The stair is a row of a table
-in memory (:func:`softstair.kernels.triton.table`), with n = ``COUNT`` thresholds, all rounded as
-the dtype of the tensor rounds them:
+in memory (:func:`softstair.kernels.triton.table`), with n = ``COUNT`` thresholds, all in float32:
 
-    θ₁ … θ_n | q₀ … q_n | rises q₁ − q₀ … | distance of neighbouring thresholds (1 if uneven)
+    θ₁ … θ_n | q₀ … q_n | rises q₁ − q₀ … | distance of neighbouring thresholds
     | rounding error of the first rise | and of that distance
 
 ``table`` points to the table; ``row`` is 0, or a block with the start of each element's row where
@@ -16,7 +15,6 @@ kind     the stair                                   sums over thresholds
 line     equally spaced, and many levels             those that the noise reaches from x; the
                                                      others below x count in full
 even     equally spaced bins                         all
-uneven   anything                                    all
 =======  ==========================================  ===========================================
 
 ``mean`` and ``std`` are scalars or blocks. Whether the noise is a Dirac (a std too small to divide
@@ -122,7 +120,7 @@ def slope_of(bits, table, row, std, COUNT: tl.constexpr, KIND: tl.constexpr):
 @triton.jit
 def is_dirac(std):
     """Whether the std is too small for the dtype to divide by: the density would overflow."""
-    return std < (1e-200 if std.dtype == tl.float64 else 1e-30)
+    return std < 1e-30
 
 
 @triton.jit
@@ -156,13 +154,10 @@ def _index(x, table, row, COUNT: tl.constexpr, KIND: tl.constexpr):
 def _mode(x, table, row, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr):
     """The index of the likeliest level; ties, and differences within a few ulp, go to σ(x)."""
     home = _index(x, table, row, COUNT, KIND)
-    tie = 8 * (2.220446049250313e-16 if x.dtype == tl.float64 else 1.1920928955078125e-07)
+    tie = 8 * 1.1920928955078125e-07
     lead = tl.where(is_dirac(std), 2.0, tie)  # no two probabilities differ by 2
     if COUNT == 1:
         index = home
-    elif KIND == "uneven":
-        winner, best, own = _likeliest(x, home, table, row, inverse(std), COUNT, FAMILY)
-        index = tl.where(best > own + lead, winner, home)
     elif FAMILY == "uniform":
         # An end wins as far as its bin holds as much of the noise as a bin in the middle can.
         first, last = tl.load(table + row), tl.load(table + row + COUNT - 1)
@@ -185,25 +180,6 @@ def _mode(x, table, row, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: t
         wins = (home > 0) & (home < COUNT) & (end > own + lead)
         index = tl.where(wins, tl.where(above_first < below_last, 0, COUNT), home)
     return index
-
-
-@triton.jit
-def _likeliest(x, home, table, row, scale, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """argmaxₖ pₖ, its probability and that of the bin that holds x."""
-    above, best, own = tl.zeros_like(x) + 1.0, tl.zeros_like(x), tl.zeros_like(x)
-    winner = home * 0
-    for k in range(COUNT):
-        below = cdf((x - tl.load(table + row + k)) * scale, FAMILY)
-        winner, best, own = _better(k, above - below, home, winner, best, own)
-        above = below
-    return _better(COUNT, above, home, winner, best, own)
-
-
-@triton.jit
-def _better(k, probability, home, winner, best, own):
-    own = tl.where(home == k, probability, own)
-    winner = tl.where(probability > best, k, winner)
-    return winner, tl.maximum(best, probability), own
 
 
 @triton.jit
@@ -282,9 +258,9 @@ def _reach(std, spacing, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     elif FAMILY == "triangular":
         far = SQRT6
     elif FAMILY == "normal":
-        far = 9.0 if std.dtype == tl.float64 else 6.5
+        far = 6.5
     else:
-        far = 21.0 if std.dtype == tl.float64 else 10.5
+        far = 10.5
     terms = tl.ceil(std * (2.0 * far) / spacing)
     if len(terms.shape) > 0:
         terms = tl.max(terms)

@@ -9,10 +9,9 @@ Distances from x are in the units of :mod:`softstair.kernels.triton.distribution
 terms are functions of numbers that grow by one factor from threshold to threshold, and share one
 exponential.
 
-For 16 bits, ``FAST`` uses the line as it was given, wherever the noise is wider than what rounding
-to the dtype moves a threshold by. Where it is narrower, the nearest threshold is exactly the
-rounded one, and a window begins with such a threshold; further ones in the window are on a line
-with it.
+The nearest threshold, and the first of a window, is exactly that of the table; further ones in the
+window are on a line with it. For tensors of 16 bits, ``FAST`` does without: it takes x for a
+position along the line, which is precise enough unless the noise is very narrow.
 """
 
 import triton
@@ -36,21 +35,15 @@ INTEGER = tl.constexpr(12582912.0)
 
 
 @triton.jit
-def hard(x, stair, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
+def hard(x, stair, COUNT: tl.constexpr):
     """σ(x), exactly."""
     lowest, rise, _, _, rest = stair[1]
-    number, distance = _nearest(x, stair, COUNT, LAST_BIT)
-    result = _product(number + tl.where(distance >= 0, lowest + 1.0, lowest), rise, rest, LAST_BIT)
-    if INTERPRETED:
-        # A GPU rounds on storing; the interpreter truncates bfloat16.
-        result = _round(result, LAST_BIT)
-    return result
+    number, distance = _nearest(x, stair, COUNT)
+    return _product(number + tl.where(distance >= 0, lowest + 1.0, lowest), rise, rest)
 
 
 @triton.jit
-def random(
-    x, stair, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr
-):
+def random(x, stair, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """σ(x − ν) with FAST; NaN for NaN."""
     thresholds, levels, _, _ = stair
     lowest, rise, _, _, _ = levels
@@ -62,56 +55,48 @@ def random(
     # Half a level is added last, where it is fused with the product, and restores NaN.
     integer = tl.ceil(lowest)
     rest = nan_else(x, (lowest - integer) * rise)
-    result = ((along * COUNT + INTEGER) - (INTEGER - integer)) * rise + rest
-    if INTERPRETED:
-        result = _round(result, LAST_BIT)
-    return result
+    return ((along * COUNT + INTEGER) - (INTEGER - integer)) * rise + rest
 
 
 @triton.jit
-def support(x, stair, mean, std, COUNT: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
+def support(x, stair, mean, std, COUNT: tl.constexpr, FAST: tl.constexpr):
     """How many thresholds have x in the support of their uniform noise."""
-    _, _, _, low, high = _uniform_window(x, stair, mean, std, COUNT, LAST_BIT, FAST)
+    _, _, _, low, high = _uniform_window(x, stair, mean, std, COUNT, FAST)
     return high.to(tl.int32, bitcast=True) - low.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def expectation(
     x, stair, mean, std,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """q₀ + rise·Σₖ F((x − mean − θₖ)/β); an arithmetic progression under uniform noise."""
     _, levels, window, _ = stair
-    first, rise, lowest, highest, _ = levels
-    if LAST_BIT > 1:
-        # Not rounded to 16 bits, which would move every level above it.
-        lowest = first * rise
+    _, rise, lowest, highest, _ = levels
     if FAMILY == "uniform":
-        number, position, half, low, high = _uniform_window(
-            x, stair, mean, std, COUNT, LAST_BIT, FAST
-        )
+        number, position, half, low, high = _uniform_window(x, stair, mean, std, COUNT, FAST)
         count, low = high - low, low - INTEGER
         # The mean of F over the thresholds in the support, if there are any.
         average = (position - (low + 0.5 * count)) * (0.5 / half) + (0.5 + 0.25 / half)
         average = tl.minimum(tl.maximum(average, 0.0), 1.0)
         result = lowest + rise * (count * average + (low + number))
     else:
-        start, z = _window_start(x, stair, mean, LAST_BIT, FAST)
+        start, z = _window_start(x, stair, mean, FAST)
         # The terms are F − ½; the halves are added here.
         _, _, _, _, _, _, half_terms = window
         middle = lowest + rise * half_terms
-        result = middle + rise * _sum_of_centred_cdfs(start, z, window, FAMILY, LAST_BIT > 1)
-    if LAST_BIT == 1:
+        result = middle + rise * _sum_of_centred_cdfs(start, z, window, FAMILY, HALF)
+    if not HALF:
         # Rounding may exceed the end levels; 16 bits round it back.
         result = clamp(result, lowest, highest)
     return result
 
 
 @triton.jit
-def slope(x, stair, mean, factor, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
+def slope(x, stair, mean, factor, FAMILY: tl.constexpr, FAST: tl.constexpr):
     """factor·Σₖ of :func:`scaled_pdf`; not for uniform noise."""
     terms, _, _, _, _, step, _ = stair[2]
-    _, z = _window_start(x, stair, mean, LAST_BIT, FAST)
+    _, z = _window_start(x, stair, mean, FAST)
     total = tl.zeros_like(x)
     if FAMILY == "logistic":
         odds = bounded_exp2(z)
@@ -129,26 +114,24 @@ def slope(x, stair, mean, factor, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, 
 
 
 @triton.jit
-def _nearest(x, stair, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
+def _nearest(x, stair, COUNT: tl.constexpr):
     """(number of the threshold nearest to x, x minus that threshold)."""
     first, _, per_unit, _ = stair[0]
     number = _steps(x, per_unit, -first, COUNT - 1) - INTEGER
-    return number, x - _threshold(number, stair, LAST_BIT)
+    return number, x - _threshold(number, stair)
 
 
 @triton.jit
-def _threshold(number, stair, LAST_BIT: tl.constexpr):
-    """The threshold of that number, exactly the rounded one."""
+def _threshold(number, stair):
+    """The threshold of that number, exactly that of the table."""
     first, unit, _, rest = stair[0]
-    return _round(_product(number + first, unit, rest, LAST_BIT), LAST_BIT)
+    return _product(number + first, unit, rest)
 
 
 @triton.jit
-def _product(number, step, rest, LAST_BIT: tl.constexpr):
-    """number·(step + rest) in float32, rounded once; for 16 bits without the rest."""
-    if LAST_BIT > 1:
-        product = number * step
-    elif INTERPRETED:
+def _product(number, step, rest):
+    """number·(step + rest) in float32, rounded once."""
+    if INTERPRETED:
         # The interpreter's fma rounds twice.
         product = (number.to(tl.float64) * step + number * rest).to(tl.float32)
     else:
@@ -165,18 +148,7 @@ def _steps(x, per_unit, shift, HIGHEST: tl.constexpr):
 
 
 @triton.jit
-def _round(number, LAST_BIT: tl.constexpr):
-    """Round to the bits of the dtype, ties away from 0; cheaper than two conversions."""
-    if LAST_BIT > 1:
-        bits = number.to(tl.uint32, bitcast=True) + LAST_BIT // 2
-        number = (bits & (4294967296 - LAST_BIT)).to(tl.float32, bitcast=True)
-    return number
-
-
-@triton.jit
-def _uniform_window(
-    x, stair, mean, std, COUNT: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr
-):
+def _uniform_window(x, stair, mean, std, COUNT: tl.constexpr, FAST: tl.constexpr):
     """(number, position, half, low, high) under uniform noise.
 
     ``number`` is a threshold's, ``position`` is that of x relative to it and ``half`` the
@@ -193,7 +165,7 @@ def _uniform_window(
         low = _steps(x, per_unit, middle - half, COUNT)
         high = _steps(x, per_unit, middle + half, COUNT)
     else:
-        number, distance = _nearest(x - mean, stair, COUNT, LAST_BIT)
+        number, distance = _nearest(x - mean, stair, COUNT)
         position = distance * per_unit
         top = COUNT - number
         low = tl.maximum(position + (0.5 - half * (1.0 - EDGE)), -number)
@@ -203,7 +175,7 @@ def _uniform_window(
 
 
 @triton.jit
-def _window_start(x, stair, mean, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
+def _window_start(x, stair, mean, FAST: tl.constexpr):
     """(number of the window's first threshold, x minus that threshold)."""
     first, _, _, _ = stair[0]
     _, scale, shift, last_start, sharp, step, _ = stair[2]
@@ -212,7 +184,7 @@ def _window_start(x, stair, mean, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
     if FAST:
         z = (x * sharp - (first * step + mean * sharp)) - start * step
     else:
-        z = ((x - mean) - _threshold(start, stair, LAST_BIT)) * sharp
+        z = ((x - mean) - _threshold(start, stair)) * sharp
     return start, z
 
 

@@ -47,11 +47,6 @@ POINTS = tl.constexpr(128)
 LINE_EDGE = tl.constexpr(2.0**-21)
 """How far FAST lines move the edges of uniform supports to the left, as a fraction of the line's
 length: an edge between two supports belongs to the upper one. Elsewhere ``EDGE`` does this."""
-MAX_ROUNDING = tl.constexpr(1 / 2)
-"""A line is FAST if rounding to 16 bits moves each threshold by less than this many standard
-deviations of the noise. Other lines round the first threshold of a window only. That is exact,
-since windows under such narrow noise have one threshold, if rounding moves thresholds by less than
-1/24 of their spacing."""
 
 
 @triton.jit
@@ -166,7 +161,8 @@ def _prepare_line(
       that the noise reaches from x only: ``terms`` neighbours, the first of which has the number
       round(last_start·clamp(x·scale + shift, 0, 1)). A distance times ``sharp`` is in the units of
       :mod:`softstair.kernels.triton.distributions`, and ``step`` is ``unit`` times ``sharp``.
-    - fast: whether tensors of 16 bits may use the line without rounding its thresholds to 16 bits.
+    - fast: whether the noise is so wide that positions along the line are precise enough for
+      tensors of 16 bits.
     """
     unit, rise = tl.load(table + 3 * COUNT + 1), tl.load(table + 2 * COUNT + 1)
     rise_rest, unit_rest = tl.load(table + 3 * COUNT + 2), tl.load(table + 3 * COUNT + 3)
@@ -184,12 +180,9 @@ def _prepare_line(
     window = (terms.to(tl.int32), scale, shift, last_start, sharp, unit * sharp, 0.5 * terms)
     fast = terms < 0  # False, as a value of Triton
     if HALF:
-        number = tl.arange(0, triton.next_power_of_2(COUNT))
-        rounded = tl.load(table + number, mask=number < COUNT, other=0.0)
-        error = tl.where(number < COUNT, tl.abs(rounded - (number + first) * unit), 0.0)
         # As a fraction of the line's length, because FAST computes positions as such fractions.
         smallest_std = 1000 * LINE_EDGE if FAMILY == "uniform" else 6e-5
-        fast = (tl.max(error, 0) < MAX_ROUNDING * std) & (std > smallest_std * COUNT * unit)
+        fast = std > smallest_std * COUNT * unit
     return thresholds, levels, window, fast
 
 
