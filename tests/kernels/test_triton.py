@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-import torch.nn.functional as F
 from scipy import stats
 
 import oracle
@@ -610,11 +609,11 @@ def test_tiles_fit_into_small_gpus_without_the_interpreter(sums, dy, pooled, tmp
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("features", ["fp8e5", "fp8e4nv"])
-def test_products_adam_and_loss_compile_without_the_interpreter(features, tmp_path, monkeypatch):
+def test_products_and_adam_compile_without_the_interpreter(features, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    names = ("gradients", "adam", "loss")
-    products, adam, loss = (
-        importlib.import_module(f"softstair.kernels.triton.{name}") for name in names
+    products, adam = (
+        importlib.import_module(f"softstair.kernels.triton.{name}")
+        for name in ("gradients", "adam")
     )
     constants = dict(HEIGHT=16, WIDTH=16, OUTPUTS=256, INPUTS=256, DOWN=3, ACROSS=3, PADDING=1)
     constants |= dict(BOX_IMAGES=1, BOX_HEIGHT=8, BOX_WIDTH=16, BLOCK=128, DEPTH=128)
@@ -646,9 +645,6 @@ def test_products_adam_and_loss_compile_without_the_interpreter(features, tmp_pa
     types |= dict.fromkeys(("decays", "lows", "highs"), ("fp32",) * 21)
     types |= {"gradient_ptrs": ("*bf16",) * 21}
     compile_kernel(adam._adam, constants, types, ("*fp32",) * 21)
-    types = {"y_ptr": "*i64", "correct_ptr": "*i64", "rows": "i32", "smoothing": "fp32"}
-    types |= {"scores_ptr": "*bf16", "gradient_ptr": "*bf16"}
-    compile_kernel(loss._cross_entropy, dict(CLASSES=10, ROWS=256, BLOCK=16), types, "*fp32")
 
 
 def test_no_part_of_a_weight_gradient_is_empty():
@@ -704,28 +700,3 @@ def stack_bytes(cubin, folder):
     tool = triton.knobs.nvidia.cuobjdump.path
     usage = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True)
     return int(re.search(r"STACK:(\d+)", usage.stdout)[1])
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("share", [None, 0.3])
-def test_the_loss_its_gradient_and_the_correct_answers_are_torchs(share, smoothing):
-    """Of one example, of fewer and of more than a tile has; scores may be equal or far apart."""
-    loss = importlib.import_module("softstair.kernels.triton.loss")
-    for rows, classes in ((1, 1), (6, 10), (300, 12), (70, 100)):
-        scores, y = torch.randn(rows, classes).mul_(3).round_(), torch.randint(classes, (rows,))
-        scores[0, -1] = 90.0
-        assert loss.supports_loss(scores.requires_grad_())
-        part = None if share is None else torch.tensor(share)
-        found, correct = loss.cross_entropy(scores, y, part, smoothing)
-        (gradient,) = torch.autograd.grad(found * 3, scores)
-        exact = scores.detach().double().requires_grad_()
-        expected = F.cross_entropy(exact, y, label_smoothing=smoothing)
-        if share is not None:
-            other = F.cross_entropy(exact, y.flip(0), label_smoothing=smoothing)
-            expected = expected.lerp(other, share)
-        (wanted,) = torch.autograd.grad(expected * 3, exact)
-        torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-5, atol=1e-7)
-        assert int(correct) == int((scores.argmax(1) == y).sum())
-    assert not loss.supports_loss(torch.zeros(256, 1000))
-    assert not loss.supports_loss(torch.zeros(4, 3, 2))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair import _check, _plugins, kernels
+from softstair import _check, _plugins
 from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
 from softstair.nn import stair_modules
@@ -90,14 +90,8 @@ def cross_entropy(
     """Return the mean cross entropy of a batch, and how many labels have the highest score.
 
     A label has the probability 1 − ``smoothing`` + ``smoothing``/classes, each other class the
-    rest in equal parts. ``share`` is that of the labels ``y.flip(0)`` in a mixture. On CUDA, one
-    kernel does it all if there are few classes.
+    rest in equal parts. ``share`` is that of the labels ``y.flip(0)`` in a mixture.
     """
-    if kernels.can_fuse(scores.device):
-        from softstair.kernels.triton import loss
-
-        if loss.supports_loss(scores):
-            return loss.cross_entropy(scores, y, share, smoothing)
     correct = (scores.argmax(1) == y).sum()
     if share is None:
         return F.cross_entropy(scores, y, label_smoothing=smoothing), correct
