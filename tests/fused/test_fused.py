@@ -230,7 +230,7 @@ def test_integers_are_summed_exactly(
     images, inputs, outputs, height, width, taps, padding, stride, high
 ):
     """Against float64, bit for bit: odd shapes, every tap, sums that fill int16 and int32."""
-    from softstair.kernels.triton import convolution, moments
+    from softstair.kernels.triton import convolution, integer_sums, moments
 
     torch.manual_seed(0)
     shapes = (images, inputs, height, width), (outputs, inputs, taps, taps)
@@ -241,8 +241,10 @@ def test_integers_are_summed_exactly(
     twin = copy.deepcopy(module).double()
     zeros = moments.zeros_for(1, outputs, x.device)[0]
     norm = moments.Normalisation(module, module.weight, module.bias, zeros)
-    sums, stats = convolution.convolve_int8(x, w, padding, dtype, norm, 0.5, stride)
+    convolve = integer_sums.convolve_with_statistics
+    sums, stats = convolve(x, w, padding, dtype, norm, 0.5, stride)
     expected = F.conv2d(x.double(), w.double(), stride=stride, padding=padding)
+    assert torch.equal(convolution.convolve_int8(x, w, padding, dtype, stride), sums)
     assert sums.dtype == dtype
     assert torch.equal(sums.double(), expected)
     twin(0.5 * expected)

@@ -90,7 +90,7 @@ def test_whole_numbers_are_summed_exactly() -> None:
         w = torch.randint(-high, high + 1, (outputs, inputs, 3, 3), device="cuda")
         whole = [t.to(torch.int8).contiguous(memory_format=torch.channels_last) for t in (x, w)]
         dtype = torch.int16 if high == 1 else torch.int32
-        sums, _ = convolution.convolve_int8(whole[0], whole[1], 1, dtype, stride=stride)
+        sums = convolution.convolve_int8(whole[0], whole[1], 1, dtype, stride)
         wanted = F.conv2d(x.double(), w.double(), stride=stride, padding=1)
         assert int((sums.double() != wanted).sum()) == 0
 
@@ -117,7 +117,7 @@ def test_depthwise_layers_are_summed_exactly_and_have_the_gradient_of_float64() 
 
 def test_large_layers_have_exact_statistics_in_every_pass() -> None:
     """The last of many programs adds what all have stored: the same bits in each of ten passes."""
-    from softstair.kernels.triton import convolution, moments, table
+    from softstair.kernels.triton import convolution, integer_sums, moments, table
     from softstair.kernels.triton.batchnorm_backward import reduce_dz
     from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 
@@ -131,7 +131,7 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
         integers = [torch.randint(-1, 2, size, device="cuda").to(torch.int8) for size in sizes]
         x, w = (tensor.contiguous(memory_format=torch.channels_last) for tensor in integers)
         module = nn.BatchNorm2d(outputs, momentum=1.0, device="cuda").requires_grad_(False)
-        sums, _ = convolution.convolve_int8(x, w, 1, torch.int16)
+        sums = convolution.convolve_int8(x, w, 1, torch.int16)
         wanted, found = sums.double(), []
         variance, mean = torch.var_mean(wanted, (0, 2, 3), correction=0)
         inverse = (variance + module.eps).rsqrt()
@@ -139,7 +139,7 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
         zeros = moments.zeros_for(11, outputs, std.device)
         for zero in zeros:
             norm = moments.Normalisation(module, module.weight, module.bias, zero)
-            stats = convolution.convolve_int8(x, w, 1, torch.int16, norm)[1]
+            stats = integer_sums.convolve_with_statistics(x, w, 1, torch.int16, norm)[1]
             assert distance(module.running_mean, mean) < 1e-6
             floats = moments.batch_statistics(sums, norm)  # about the mean of the last pass
             found.append((stats, floats, *(

@@ -531,8 +531,10 @@ def test_fused_kernels_compile_without_the_interpreter(
 ):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     room = "softstair.kernels.triton."
-    names = ("batchnorm", "batchnorm_backward", "convolution", "first", "moments")
-    norm, backward, convolution, first, moments = (importlib.import_module(room + n) for n in names)
+    names = ("batchnorm", "batchnorm_backward", "convolution", "first", "integer_sums", "moments")
+    norm, backward, convolution, first, integers, moments = (
+        importlib.import_module(room + n) for n in names
+    )
     constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, HEIGHT=8, WIDTH=8, CHANNELS=100)
     constants |= dict(ROWS=16, BLOCK=128, PARTS=4, NORMALISE=True, POOL=True, INTEGERS=True)
     constants |= dict(SHORTCUT=taps == 0, STORE=True, TRANSPOSE=count == 2, SUMS=2 + taps // 3)
@@ -556,7 +558,7 @@ def test_fused_kernels_compile_without_the_interpreter(
     types |= {"partial_ptr": "*i64", "sums_ptr": "*i16", "features": "tensordesc<i8[1,8,16,64]>"}
     types |= {"weights": "tensordesc<i8[64,64]>"}
     constants |= dict(OUTPUTS=64, INPUTS=64, TAPS_DOWN=3, TAPS_ACROSS=3, PADDING=1, BOX_IMAGES=1)
-    constants |= dict(BOX_HEIGHT=8, BOX_WIDTH=16, BLOCK=64, DEPTH=64, MOMENTS="exact", FINISH=True)
+    constants |= dict(BOX_HEIGHT=8, BOX_WIDTH=16, BLOCK=64, DEPTH=64, EXACT=True, FINISH=True)
     constants |= dict(GATHER=False, SOURCE_HEIGHT=16, SOURCE_WIDTH=16, STRIDE=1)
     gathered = constants | dict(GATHER=True, STRIDE=2, INPUTS=16, DEPTH=32)
     pointers = types | {"features": "*i8", "weights": "*i8"}
@@ -564,11 +566,12 @@ def test_fused_kernels_compile_without_the_interpreter(
     pointwise |= dict(BOX_IMAGES=128, BOX_HEIGHT=1, BOX_WIDTH=1, SOURCE_HEIGHT=1, SOURCE_WIDTH=1)
     pixels = types | {"features": "tensordesc<i8[128,1,1,64]>"}
     for values, own in ((constants, types), (gathered, pointers), (pointwise, pixels)):
-        code = compile_kernel(convolution._convolve_int8, values, own, "*fp32")
+        code = compile_kernel(integers._convolve_moments, values, own, "*fp32")
         assert code["ptx"].count("atom.global.gpu.acq_rel") == 1
         assert "wgmma.mma_async" in code["ptx"]
         assert "ttg.local_load" not in code["ttgir"]  # no factor in registers
         assert ("async_copy_global" in code["ttgir"]) == values["GATHER"]
+        compile_kernel(convolution._convolve_int8, values, own, "*fp32")
 
 
 @pytest.mark.nightly

@@ -17,6 +17,7 @@ from softstair.kernels.triton import gradients
 from softstair.kernels.triton.batchnorm_backward import SumGradient
 from softstair.kernels.triton.convolution import convolve_int8
 from softstair.kernels.triton.depthwise import depthwise_gradient, depthwise_int8, is_depthwise
+from softstair.kernels.triton.integer_sums import convolve_with_statistics
 from softstair.kernels.triton.moments import Normalisation, batch_statistics
 
 __all__ = ["feature_gradient", "int8_sums", "quantum_gradient", "sums_of", "weight_gradient"]
@@ -45,7 +46,10 @@ def int8_sums(
     if is_depthwise(sums):
         found = depthwise_int8(x, weight, sums, dtype)
         return found, None if norm is None else batch_statistics(found, norm, unit), unit
-    return *convolve_int8(x, weight, sums.padding[0], dtype, norm, unit, sums.stride[0]), unit
+    padding, stride = sums.padding[0], sums.stride[0]
+    if norm is None:
+        return convolve_int8(x, weight, padding, dtype, stride), None, unit
+    return *convolve_with_statistics(x, weight, padding, dtype, norm, unit, stride), unit
 
 
 def feature_gradient(

@@ -200,8 +200,7 @@ def convolve_int8(features: Tensor, weight: Tensor, padding: int, stride: int = 
         for tensor in (features, weight)
     )
     with torch.cuda.device(features.device) if features.is_cuda else nullcontext():
-        sums, _ = convolution.convolve_int8(x, w, padding, torch.int32, stride=stride)
-    return sums.float()
+        return convolution.convolve_int8(x, w, padding, torch.int32, stride).float()
 
 
 def _bind(x: Tensor, soft: SoftStair, strategy: str) -> tuple[str, BoundStair]:

@@ -1,17 +1,16 @@
-"""The convolution of integers, which leaves with the statistics of its sums.
+"""The convolution of integers.
 
 Quantised features and weights are small integers times a quantum: int8 operands with int32 sums on
 the tensor cores give an exact convolution, with half the bytes of bfloat16 and twice its rate. Sums
 are stored as int16 where they fit. A tile of the output is a box of pixels; shifted by a tap of the
 kernel it is a box of the input, which the copy engine loads with zeros beyond the border, so that
 nothing is padded in memory. The copy engine loads short rows slowly and has no stride: few
-channels, and those of a convolution with a stride, are gathered by the threads. Moments of integers
-are integers: programs add theirs to the same two numbers per channel, and the result does not
-depend on their order.
+channels, and those of a convolution with a stride, are gathered by the threads.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,18 +18,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from softstair.kernels.triton.moments import (
-    REDUCED_CHANNELS,
-    Normalisation,
-    is_last,
-    load_pivot,
-    partial_statistics,
-    store_statistics,
-)
-
 __all__ = [
     "NARROW",
+    "Arrangement",
+    "arrange",
     "convolve_int8",
+    "convolve_tile",
     "gather",
     "output_sides",
     "pixel_box",
@@ -45,14 +38,30 @@ Inputs are gathered if there are at most NARROW of them, or if there is a stride
 
 @triton.jit
 def _convolve_int8(
-    features, weights, sums_ptr, partial_ptr, images, stats_ptr, gamma_ptr, beta_ptr,
-    running_mean_ptr, running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, per_unit, eps, momentum,
+    features, weights, sums_ptr, images, rows,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     TAPS_DOWN: tl.constexpr, TAPS_ACROSS: tl.constexpr, PADDING: tl.constexpr,
     BOX_IMAGES: tl.constexpr, BOX_HEIGHT: tl.constexpr, BOX_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, GATHER: tl.constexpr, SOURCE_HEIGHT: tl.constexpr,
-    SOURCE_WIDTH: tl.constexpr, STRIDE: tl.constexpr, MOMENTS: tl.constexpr, FINISH: tl.constexpr,
+    SOURCE_WIDTH: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
+    convolve_tile(
+        features, weights, sums_ptr, images, rows, HEIGHT, WIDTH, INPUTS, OUTPUTS, TAPS_DOWN,
+        TAPS_ACROSS, PADDING, BOX_IMAGES, BOX_HEIGHT, BOX_WIDTH, BLOCK, DEPTH, GATHER,
+        SOURCE_HEIGHT, SOURCE_WIDTH, STRIDE,
+    )  # fmt: skip
+
+
+@triton.jit
+def convolve_tile(
+    features, weights, sums_ptr, images, rows,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    TAPS_DOWN: tl.constexpr, TAPS_ACROSS: tl.constexpr, PADDING: tl.constexpr,
+    BOX_IMAGES: tl.constexpr, BOX_HEIGHT: tl.constexpr, BOX_WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, GATHER: tl.constexpr, SOURCE_HEIGHT: tl.constexpr,
+    SOURCE_WIDTH: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of sums, (pixels, BLOCK outputs); return them and which of them exist."""
     down: tl.constexpr = (HEIGHT + BOX_HEIGHT - 1) // BOX_HEIGHT
     across: tl.constexpr = (WIDTH + BOX_WIDTH - 1) // BOX_WIDTH
     blocks: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
@@ -102,30 +111,7 @@ def _convolve_int8(
     mask = inside[:, None] & output_mask[None, :]
     pointers = sums_ptr + row.to(tl.int64)[:, None] * OUTPUTS + outputs[None, :]
     tl.store(pointers, total.to(sums_ptr.dtype.element_ty), mask=mask)
-    if MOMENTS == "exact":
-        values = tl.where(mask, total, 0)
-        squares = values * values  # below 2³⁰; their sum is not
-        second = tl.sum(squares >> 15, 0).to(tl.int64) * 32768 + tl.sum(squares & 32767, 0)
-        pointers = partial_ptr + outputs
-        first = tl.sum(values, 0).to(tl.int64)
-        tl.atomic_add(pointers, first, mask=output_mask, sem="relaxed")
-        tl.atomic_add(pointers + OUTPUTS, second, mask=output_mask, sem="relaxed")
-    elif MOMENTS == "partial":
-        pivot = load_pivot(running_mean_ptr, quanta_ptr, outputs, output_mask, per_unit)
-        values = tl.where(mask, total.to(tl.float32) - pivot[None, :], 0.0)
-        pointers = partial_ptr + tile * 2 * OUTPUTS + outputs
-        tl.store(pointers, tl.sum(values, 0), mask=output_mask)
-        tl.store(pointers + OUTPUTS, tl.sum(values * values, 0), mask=output_mask)
-    if FINISH:
-        last = is_last(partial_ptr + 2 * OUTPUTS + channel // BLOCK, tl.num_programs(0) // blocks)
-        if last:
-            first = tl.load(pointers, mask=output_mask, cache_modifier=".cg")
-            second = tl.load(pointers + OUTPUTS, mask=output_mask, cache_modifier=".cg")
-            store_statistics(
-                first.to(tl.float64), second.to(tl.float64), tl.zeros((BLOCK,), dtype=tl.float32),
-                outputs, output_mask, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
-                running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, eps, momentum, OUTPUTS,
-            )  # fmt: skip
+    return total, mask
 
 
 @triton.jit
@@ -186,25 +172,43 @@ def output_sides(
     return [(side - span) // stride + 1 for side, span, stride in triples]
 
 
-def convolve_int8(
-    features: Tensor,
-    weights: Tensor,
-    padding: int,
-    dtype: torch.dtype,
-    norm: Normalisation | None = None,
-    unit: float = 1.0,
-    stride: int = 1,
-) -> tuple[Tensor, Tensor | None]:
-    """Convolve int8 features with int8 weights, both channels-last.
+class Arrangement(NamedTuple):
+    """How programs share a convolution, and what its kernel reads and writes."""
 
-    Returns:
-        The sums, (N, C, H, W) channels-last in an integer ``dtype`` that must hold them, and what
-        :func:`~softstair.kernels.triton.moments.batch_statistics` returns, if a normalisation is
-        given.
+    sums: Tensor
+    tiles: int
+    outputs: int
+    block: int  # outputs of a program
+    rows: int  # pixels of the output
+    operands: tuple[Any, ...]
+    constants: dict[str, int]
+
+    @property
+    def grid(self) -> tuple[int]:
+        return (self.tiles * triton.cdiv(self.outputs, self.block),)
+
+
+def convolve_int8(
+    features: Tensor, weights: Tensor, padding: int, dtype: torch.dtype, stride: int = 1
+) -> Tensor:
+    """Return the convolution of int8 features with int8 weights, both channels-last: (N, C, H, W)
+    channels-last in an integer ``dtype`` that must hold the sums.
 
     Raises:
         ValueError: If the kernel is larger than the padded image.
     """
+    plan = arrange(features, weights, padding, dtype, stride)
+    _convolve_int8[plan.grid](
+        *plan.operands, plan.rows, **plan.constants, num_warps=4, num_stages=3,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    return plan.sums
+
+
+def arrange(
+    features: Tensor, weights: Tensor, padding: int, dtype: torch.dtype, stride: int
+) -> Arrangement:
+    """Arrange a convolution: the sums are empty."""
     images, inputs, height, width = features.shape
     outputs, _, down, across = weights.shape
     new_height, new_width = output_sides(
@@ -217,22 +221,12 @@ def convolve_int8(
     pixels = PIXELS * (2 if outputs <= NARROW else 1)
     box_images, box_height, box_width = pixel_box(new_height, new_width, pixels)
     depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: at least 32 bytes
-    rows, stats = images * new_height * new_width, None
+    rows = images * new_height * new_width
     sides = ((images, box_images), (new_height, box_height), (new_width, box_width))
     gathered = inputs <= NARROW or stride > 1
     tiles = math.prod(triton.cdiv(side, box) for side, box in sides)
     tiles = triton.cdiv(rows, pixels) if gathered else tiles
     block = min(128, max(16 if gathered else 64, triton.next_power_of_2(outputs)))
-    partial, arguments = sums, (sums,) * 6 + (None, rows, unit, 1 / unit, 1.0, 1.0)
-    how, finish = None, False
-    if norm is not None:
-        stats, arguments = norm.arguments(rows, unit)
-        how = "exact" if dtype == torch.int16 else "partial"
-        # Of programs with few channels, a multiprocessor runs others while one waits for the count.
-        finish = how == "exact" and block <= REDUCED_CHANNELS
-        partial = norm.zeros[: 2 * outputs].view(1, 2, outputs)
-        if how == "partial":
-            partial = torch.empty((tiles, 2, outputs), device=features.device)
     length = down * across * inputs
     boxes, matrix = features, weights
     if not gathered:
@@ -243,15 +237,14 @@ def convolve_int8(
             [box_images, box_height, box_width, depth],
         )
         matrix = TensorDescriptor(weights, [outputs, length], [length, 1], [block, depth])
-    _convolve_int8[(tiles * triton.cdiv(outputs, block),)](
-        boxes, matrix, sums, partial, images, *arguments, new_height, new_width, inputs, outputs,
-        down, across, padding, box_images, box_height, box_width, block, depth, gathered,
-        height, width, stride, MOMENTS=how, FINISH=finish, num_warps=4, num_stages=3,
-        enable_fp_fusion=True,
+    constants = dict(
+        HEIGHT=new_height, WIDTH=new_width, INPUTS=inputs, OUTPUTS=outputs, TAPS_DOWN=down,
+        TAPS_ACROSS=across, PADDING=padding, BOX_IMAGES=box_images, BOX_HEIGHT=box_height,
+        BOX_WIDTH=box_width, BLOCK=block, DEPTH=depth, GATHER=gathered, SOURCE_HEIGHT=height,
+        SOURCE_WIDTH=width, STRIDE=stride,
     )  # fmt: skip
-    if norm is not None and not finish:
-        stats = partial_statistics(partial, norm, rows, unit)
-    return sums, stats
+    operands = (boxes, matrix, sums, images)
+    return Arrangement(sums, tiles, outputs, block, rows, operands, constants)
 
 
 def pixel_box(height: int, width: int, pixels: int = PIXELS) -> tuple[int, int, int]:
