@@ -12,7 +12,7 @@ collect_ignore_glob = ["src/softstair/integrations/[!_]*.py"]
 # Without Triton, the modules that import it cannot be searched for examples.
 WITHOUT_TRITON = [
     "src/softstair/kernels/triton/[!_]*.py",
-    "src/softstair/fused/[!_]*.py",
+    "src/softstair/_accelerate/[!_]*.py",
     "src/softstair/data/augment_triton.py",
 ]
 HAS_TRITON = find_spec("triton") is not None

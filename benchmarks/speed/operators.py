@@ -265,7 +265,7 @@ def measure_exact(
 
 
 def _convolution_row(x: Tensor, weight: Tensor, effort: Effort) -> ConvolutionRow:
-    from softstair.kernels.triton import integer_sums, moments
+    from softstair._accelerate import integer_sums, moments
 
     module = nn.BatchNorm2d(len(weight), device=x.device).requires_grad_(False)
     zeros = lambda: moments.zeros_for(1, len(weight), x.device)[0]

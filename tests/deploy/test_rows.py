@@ -268,7 +268,7 @@ def test_patterns_of_the_page_export_as_it_says() -> None:
 
 
 def test_row_says_what_is_fused() -> None:
-    fuse = pytest.importorskip("softstair.fused.fuse", reason="needs triton")
+    fuse = pytest.importorskip("softstair._accelerate.fuse", reason="needs triton")
     conv = nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
     linear = nn.Linear(16, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU()
     pattern = Pattern(lambda: nn.Sequential(*conv, nn.Flatten(), *linear, nn.Linear(4, 3)))

@@ -31,7 +31,7 @@ from networks import ResNet
 
 def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
     """Every family × forward in float32, every stair, many images; each layer has a gradient."""
-    from softstair.fused import fused
+    from softstair._accelerate import fused
 
     torch.backends.cudnn.allow_tf32 = False
     forwards = ("mode", "expectation", "hard")
@@ -55,7 +55,7 @@ def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
 
 def test_byte_shortcuts_and_extra_levels_have_the_gradients_of_the_reference() -> None:
     """Fixed and learned quanta; the running means of a first pass make the variances exact."""
-    from softstair.fused import fused
+    from softstair._accelerate import fused
 
     torch.backends.cudnn.allow_tf32 = False
     for quanta, shortcuts in itertools.product(("fixed", "learned"), (None, "uint8")):
@@ -97,7 +97,7 @@ def test_whole_numbers_are_summed_exactly() -> None:
 
 def test_depthwise_layers_are_summed_exactly_and_have_the_gradient_of_float64() -> None:
     """Those of DSCNN and of MobileNet, in int8 and in bfloat16."""
-    from softstair.kernels.triton import depthwise
+    from softstair._accelerate import depthwise
 
     for channels, sides, stride in ((64, (25, 5), 1), (8, (48, 48), 1), (128, (6, 6), 2)):
         layer = torch.nn.Conv2d(channels, channels, 3, stride, 1, groups=channels, bias=False)
@@ -117,8 +117,9 @@ def test_depthwise_layers_are_summed_exactly_and_have_the_gradient_of_float64() 
 
 def test_large_layers_have_exact_statistics_in_every_pass() -> None:
     """The last of many programs adds what all have stored: the same bits in each of ten passes."""
-    from softstair.kernels.triton import convolution, integer_sums, moments, table
-    from softstair.kernels.triton.batchnorm_backward import reduce_dz
+    from softstair._accelerate import integer_sums, moments
+    from softstair._accelerate.batchnorm_backward import reduce_dz
+    from softstair.kernels.triton import convolution, table
     from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 
     ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device="cuda")
@@ -188,7 +189,8 @@ def check_first_layer(
     padding: tuple[int, int] = (1, 1),
 ) -> None:
     """Statistics, features and the gradient of the weights of 64 images."""
-    from softstair.kernels.triton import batchnorm, first, moments, table
+    from softstair._accelerate import batchnorm, first, moments
+    from softstair.kernels.triton import table
     from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 
     ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device=device)
@@ -253,8 +255,8 @@ def test_networks_in_two_streams_train_as_alone() -> None:
 
 def test_steps_beside_the_backward_pass_are_those_after_it() -> None:
     """In a second stream or not, with steps as early as possible or at the end: the same bits."""
-    from softstair.fused import update
-    from softstair.fused.update import SecondStream
+    from softstair._accelerate import update
+    from softstair._accelerate.update import SecondStream
 
     usual, beside = update.LEAST_WEIGHTS, SecondStream.beside
     try:
@@ -275,7 +277,7 @@ def test_steps_beside_the_backward_pass_are_those_after_it() -> None:
 def test_products_of_float8_are_those_of_float64() -> None:
     """Of VGG8 and of a small network, batch 64, given the same rounded gradient; repeated, those of
     the weights have the same bits."""
-    from softstair.kernels.triton import gradients, moments
+    from softstair._accelerate import gradients, moments
 
     e5m2, last = torch.float8_e5m2, torch.channels_last
     shapes = [(128, 128, 32, 1, 3), (256, 512, 8, 15, 3), (512, 512, 8, 1, 3)]
@@ -322,8 +324,7 @@ def round_gradient(layer: nn.Module, inputs: object, sums: Tensor) -> None:
 def test_gradients_are_rounded_as_torch_rounds() -> None:
     """The values are the same; the gradient of the sums has the bits that torch's cast gives, and
     all others are those of a network in float64 whose gradient of the sums is rounded."""
-    from softstair.fused import fused
-    from softstair.kernels.triton import batchnorm_backward
+    from softstair._accelerate import batchnorm_backward, fused
 
     backward, compared = batchnorm_backward.backward, []
 

@@ -170,7 +170,7 @@ def free_tables() -> None:
 
 
 def can_fuse(device: torch.device) -> bool:
-    """Whether the fused layers of :mod:`softstair.fused` run on the device."""
+    """Whether the fused layers of :mod:`softstair._accelerate` run on the device."""
     runs = device.type == "cuda" and triton.unavailable(device) is None
     # Half-precision products with float32 sums came with torch 2.8.
     return runs and selected() != "reference" and "dtype" in torch.ops.aten.mm.overloads()

@@ -92,7 +92,7 @@ def choose_execution(
     remark = ""
     fusible = recipe.compile != "always" and (recipe.kernels == "triton" or not own)
     if fusible and annealer is not None and kernels.can_fuse(device):
-        from softstair.fused import fuse, fused  # which need Triton
+        from softstair._accelerate import fuse, fused  # which need Triton
 
         remark, images = fuse.not_fused(network), recipe.batch // processes
         # FP8 on Hopper, where it was measured.

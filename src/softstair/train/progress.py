@@ -216,7 +216,7 @@ def _get_ready(device: str) -> None:
     importlib.import_module("torch._dynamo")  # optimisers import it
     with contextlib.suppress(Exception):  # a run that has the same error reports it
         if kernels.can_fuse(choose_device(device)):  # which creates the CUDA context
-            importlib.import_module("softstair.fused.fuse")
+            importlib.import_module("softstair._accelerate.fuse")
 
 
 def _train(message: dict[str, Any], outgoing: int) -> bool:

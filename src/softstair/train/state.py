@@ -203,7 +203,7 @@ class State:
         alone = self.team.size == 1 and self.recipe.clip_gradient is None
         if not (self.execution.fused and alone):
             return None
-        from softstair.fused.update import supports_update  # which needs Triton
+        from softstair._accelerate.update import supports_update  # which needs Triton
 
         forward: Any = self.execution.forward
         return forward.attach_latent_steps() if supports_update(self.optimiser) else None

@@ -4,11 +4,11 @@ Its sums have too few products for the tensor cores of a library. A row of the m
 inputs of one pixel, at all taps; kernels gather it from the image, which the cache holds. The sums
 c = X·W, the largest tensor of many networks, are not stored: every kernel that needs them computes
 them again. In the forward pass, one kernel computes their moments and XᵀX, and another the features
-(:mod:`softstair.kernels.triton.batchnorm`). The backward pass computes the gradient of the weights,
+(:mod:`softstair._accelerate.batchnorm`). The backward pass computes the gradient of the weights,
 
     Xᵀdc = s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1
 
-with the coefficients of :mod:`softstair.kernels.triton.batchnorm_backward`. Only Xᵀdz needs a pass
+with the coefficients of :mod:`softstair._accelerate.batchnorm_backward`. Only Xᵀdz needs a pass
 over memory, the same that sums dz; dc is not computed. X has a column of ones, so that XᵀX contains
 Xᵀ1.
 """
@@ -21,9 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softstair.kernels.triton import evaluator
-from softstair.kernels.triton.convolution import gather, output_sides, window_row
-from softstair.kernels.triton.moments import (
+from softstair._accelerate.moments import (
     Normalisation,
     add_partials,
     load_pivot,
@@ -32,6 +30,8 @@ from softstair.kernels.triton.moments import (
     store_partial,
     tile_constants,
 )
+from softstair.kernels.triton import evaluator
+from softstair.kernels.triton.convolution import gather, output_sides, window_row
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = [

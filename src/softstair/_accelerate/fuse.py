@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from softstair._accelerate.layer import Average, FusedLayer, quantise_ahead
+from softstair._accelerate.moments import zeros_for
+from softstair._accelerate.parts import Context
+from softstair._accelerate.stairs import kernel_stair, prepare_stairs
+from softstair._accelerate.update import LatentSteps
 from softstair._errors import first_line
 from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
-from softstair.fused.layer import Average, FusedLayer, quantise_ahead
-from softstair.fused.parts import Context
-from softstair.fused.stairs import kernel_stair, prepare_stairs
-from softstair.fused.update import LatentSteps
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native
-from softstair.kernels.triton.moments import zeros_for
 from softstair.nn import StairActivation, StairModule, StairWeight
 
 __all__ = ["FusedNetwork", "fused", "not_fused"]

@@ -10,9 +10,8 @@ from twins import batch, distance, learn, pair
 
 import softstair as ss
 from softstair import kernels
-from softstair.fused import fused
-from softstair.kernels.triton import batchnorm, batchnorm_backward, gradients
-from softstair.kernels.triton.moments import zeros_for
+from softstair._accelerate import batchnorm, batchnorm_backward, fused, gradients
+from softstair._accelerate.moments import zeros_for
 from softstair.train.execution import choose_execution
 from softstair.train.recipe import Recipe
 

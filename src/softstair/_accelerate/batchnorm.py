@@ -1,14 +1,14 @@
 """Batch normalisation, stair and max-pooling in one pass over memory.
 
 The sums c of a layer, (rows, channels) in memory, are read once for their statistics (unless the
-convolution has made these, :mod:`softstair.kernels.triton.moments`) and once for
+convolution has made these, :mod:`softstair._accelerate.moments`) and once for
 
     z = γ·(c − μ)/√(v + ε) + β = scale·c + shift        y = the value of the stair at z
 
 which is pooled and written, in a float dtype and, if an integer convolution follows, as int8. In
 residual networks a shortcut is added to z. For the backward pass nothing is kept but c, the
 shortcut, and the argmax of pooling, one byte per element; of a first layer
-(:mod:`softstair.kernels.triton.first`), not even c.
+(:mod:`softstair._accelerate.first`), not even c.
 """
 
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softstair._accelerate.first import First, first_sums, load_matrix
+from softstair._accelerate.moments import CHANNELS, tile_constants
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.convolution import window_row
 from softstair.kernels.triton.distributions import shared_words
-from softstair.kernels.triton.first import First, first_sums, load_matrix
-from softstair.kernels.triton.moments import CHANNELS, tile_constants
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = ["LayerOutput", "forward", "memory_format"]

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from softstair._accelerate.moments import channel_block
 from softstair.kernels.triton.convolution import output_sides
-from softstair.kernels.triton.moments import channel_block
 
 __all__ = ["depthwise_gradient", "depthwise_int8", "is_depthwise"]
 

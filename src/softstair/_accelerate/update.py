@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softstair.kernels.triton.adam import Weights, adam_steps
+from softstair._accelerate.adam import Weights, adam_steps
 from softstair.kernels.triton.prepare import PreparedStair
 
 __all__ = ["LatentSteps", "SecondStream", "supports_update"]

@@ -15,16 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softstair.kernels.triton import evaluator
-from softstair.kernels.triton.batchnorm import (
+from softstair._accelerate.batchnorm import (
     ELEMENTS,
     IMAGES,
     images_last,
     store_transposed,
     tile_rows,
 )
-from softstair.kernels.triton.convolution import window_row
-from softstair.kernels.triton.moments import (
+from softstair._accelerate.moments import (
     ADDED,
     WARPS,
     add_partials,
@@ -34,6 +32,8 @@ from softstair.kernels.triton.moments import (
     store_partial,
     tile_constants,
 )
+from softstair.kernels.triton import evaluator
+from softstair.kernels.triton.convolution import window_row
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = ["backward", "reduce_dz", "stair_backward"]
@@ -207,7 +207,7 @@ def reduce_dz(
     """Return (dβ, dγ, s, a, b), (5, channels): the gradient of unit·c is s·dz + a·c + b.
 
     With ``sizes`` there is a sixth row, √(Σ(s·dz)²/n). The ``zeros`` are a row of
-    :func:`~softstair.kernels.triton.moments.zeros_for`.
+    :func:`~softstair._accelerate.moments.zeros_for`.
     """
     channels = sums.shape[1]
     count = sums.numel() // channels

@@ -12,9 +12,9 @@ from twins import STAIRS, batch, differences, distance, learn, model, pair
 import networks
 import softstair as ss
 from softstair import kernels
-from softstair.fused import fused
-from softstair.fused.fuse import not_fused
-from softstair.fused.layer import Average
+from softstair._accelerate import fused
+from softstair._accelerate.fuse import not_fused
+from softstair._accelerate.layer import Average
 from softstair.kernels import triton
 from softstair.models import build
 from softstair.train.execution import Execution
@@ -230,7 +230,8 @@ def test_integers_are_summed_exactly(
     images, inputs, outputs, height, width, taps, padding, stride, high
 ):
     """Against float64, bit for bit: odd shapes, every tap, sums that fill int16 and int32."""
-    from softstair.kernels.triton import convolution, integer_sums, moments
+    from softstair._accelerate import integer_sums, moments
+    from softstair.kernels.triton import convolution
 
     torch.manual_seed(0)
     shapes = (images, inputs, height, width), (outputs, inputs, taps, taps)
@@ -267,7 +268,7 @@ def test_integers_are_summed_exactly(
 )  # fmt: skip
 def test_depthwise_convolutions_are_those_of_float64(shape, taps, stride, padding):
     """Sums of integers exactly, and the gradient of features, with padding beyond the kernel."""
-    from softstair.kernels.triton import depthwise
+    from softstair._accelerate import depthwise
 
     torch.manual_seed(0)
     channels = shape[1]
@@ -574,7 +575,7 @@ def test_the_network_for_speech():
 @pytest.mark.parametrize("stairs", ["INT4", "ternary", "heaviside"])
 def test_evaluation_has_the_features_of_the_network(stairs, monkeypatch):
     """Running statistics, no draws, and integer sums from the second layer on."""
-    from softstair.fused import layer
+    from softstair._accelerate import layer
 
     sums, dtypes = layer._evaluated_sums, []
     record = lambda *given: (dtypes.append((result := sums(*given))[0].dtype), result)[1]

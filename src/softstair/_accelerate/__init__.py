@@ -12,7 +12,7 @@ from softstair import _check
 from softstair.kernels import triton
 
 if TYPE_CHECKING:
-    from softstair.fused.fuse import FusedNetwork
+    from softstair._accelerate.fuse import FusedNetwork
 
 __all__ = ["fused"]
 
@@ -33,6 +33,6 @@ def fused(net: nn.Module, float8: bool = False) -> Optional["FusedNetwork"]:
     if float8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         problem = f"must be False on {device}: FP8 needs a GPU of compute capability 9.0"
         raise _check.invalid("float8", problem)
-    from softstair.fused import fuse
+    from softstair._accelerate import fuse
 
     return fuse.fused(net, float8)

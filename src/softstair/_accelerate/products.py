@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair.fused.parts import LayerParts
-from softstair.fused.stairs import quantum_of
-from softstair.kernels.triton import gradients
-from softstair.kernels.triton.batchnorm_backward import SumGradient
+from softstair._accelerate import gradients
+from softstair._accelerate.batchnorm_backward import SumGradient
+from softstair._accelerate.depthwise import depthwise_gradient, depthwise_int8, is_depthwise
+from softstair._accelerate.integer_sums import convolve_with_statistics
+from softstair._accelerate.moments import Normalisation, batch_statistics
+from softstair._accelerate.parts import LayerParts
+from softstair._accelerate.stairs import quantum_of
 from softstair.kernels.triton.convolution import convolve_int8
-from softstair.kernels.triton.depthwise import depthwise_gradient, depthwise_int8, is_depthwise
-from softstair.kernels.triton.integer_sums import convolve_with_statistics
-from softstair.kernels.triton.moments import Normalisation, batch_statistics
 
 __all__ = ["feature_gradient", "int8_sums", "quantum_gradient", "sums_of", "weight_gradient"]
 

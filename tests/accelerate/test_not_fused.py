@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.fused.fuse import not_fused
+from softstair._accelerate.fuse import not_fused
 from softstair.models import build, last_layer
 
 pytestmark = pytest.mark.quick

@@ -12,10 +12,9 @@ from torch import nn
 from twins import batch, distance, pair
 
 from softstair import kernels
+from softstair._accelerate import adam, fused, update
+from softstair._accelerate.update import LatentSteps, supports_update
 from softstair.data.batches import Examples
-from softstair.fused import fused, update
-from softstair.fused.update import LatentSteps, supports_update
-from softstair.kernels.triton import adam
 from softstair.train.optimiser import Rates
 from softstair.train.recipe import Recipe
 from softstair.train.state import State

@@ -25,12 +25,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softstair.fused import products
-from softstair.fused.parts import Context, Integers, LayerParts
-from softstair.fused.stairs import is_in_quanta, learns, makes_int8, quantum_of, strategy_of
-from softstair.kernels.triton import batchnorm, batchnorm_backward, gradients
-from softstair.kernels.triton.first import First, first_statistics, first_weight_gradient
-from softstair.kernels.triton.moments import Normalisation, batch_statistics, running_statistics
+from softstair._accelerate import batchnorm, batchnorm_backward, gradients, products
+from softstair._accelerate.first import First, first_statistics, first_weight_gradient
+from softstair._accelerate.moments import Normalisation, batch_statistics, running_statistics
+from softstair._accelerate.parts import Context, Integers, LayerParts
+from softstair._accelerate.stairs import is_in_quanta, learns, makes_int8, quantum_of, strategy_of
 
 __all__ = ["Average", "FusedLayer", "quantise_ahead"]
 

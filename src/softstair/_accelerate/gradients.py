@@ -28,8 +28,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from softstair._accelerate.moments import PROGRAMS, SHARED_TILES, is_last
 from softstair.kernels.triton.convolution import NARROW, gather, pixel_box
-from softstair.kernels.triton.moments import PROGRAMS, SHARED_TILES, is_last
 
 __all__ = ["FORMATS", "feature_gradient", "float8_for", "supports_float8", "weight_gradient"]
 
@@ -231,7 +231,7 @@ def weight_gradient(
         taps: Height and width of the kernel.
         padding: Of the convolution, on each side.
         unit: Quantum of the features.
-        zeros: A row of :func:`~softstair.kernels.triton.moments.zeros_for`.
+        zeros: A row of :func:`~softstair._accelerate.moments.zeros_for`.
     """
     outputs, height, width, images = dc.shape
     inputs, (down, across) = len(features), taps

@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softstair.kernels.triton.convolution import arrange, convolve_tile
-from softstair.kernels.triton.moments import (
+from softstair._accelerate.moments import (
     REDUCED_CHANNELS,
     Normalisation,
     is_last,
@@ -18,6 +17,7 @@ from softstair.kernels.triton.moments import (
     partial_statistics,
     store_statistics,
 )
+from softstair.kernels.triton.convolution import arrange, convolve_tile
 
 __all__ = ["convolve_with_statistics"]
 
@@ -77,7 +77,7 @@ def convolve_with_statistics(
     stride: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of :func:`~softstair.kernels.triton.convolution.convolve_int8` and what
-    :func:`~softstair.kernels.triton.moments.batch_statistics` returns of them."""
+    :func:`~softstair._accelerate.moments.batch_statistics` returns of them."""
     plan = arrange(features, weights, padding, dtype, stride)
     stats, (*arguments, rows, unit, per_unit, eps, momentum) = norm.arguments(plan.rows, unit)
     exact = dtype == torch.int16

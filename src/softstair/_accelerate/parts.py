@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softstair.fused.stairs import makes_int8, strategy_of
-from softstair.fused.update import LatentSteps, SecondStream
-from softstair.kernels.triton import convolution, gradients
-from softstair.kernels.triton.depthwise import is_depthwise
-from softstair.kernels.triton.first import First, supports_first
+from softstair._accelerate import gradients
+from softstair._accelerate.depthwise import is_depthwise
+from softstair._accelerate.first import First, supports_first
+from softstair._accelerate.stairs import makes_int8, strategy_of
+from softstair._accelerate.update import LatentSteps, SecondStream
+from softstair.kernels.triton import convolution
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
 
