@@ -13,7 +13,6 @@ collect_ignore_glob = ["src/softstair/integrations/[!_]*.py"]
 WITHOUT_TRITON = [
     "src/softstair/kernels/triton/[!_]*.py",
     "src/softstair/_accelerate/[!_]*.py",
-    "src/softstair/data/augment_triton.py",
 ]
 HAS_TRITON = find_spec("triton") is not None
 if not HAS_TRITON:

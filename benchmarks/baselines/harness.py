@@ -21,6 +21,7 @@ from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.models import last_layer
 from softstair.train import Recipe, trained_network
+from softstair.train.execution import use_batch_kernel
 from softstair.train.metrics import evaluate
 from softstair.train.network import make_network
 
@@ -63,7 +64,8 @@ class Run:
         dataset = dataset.sample(recipe.limit)
         numbers = (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
         parts = split(dataset, recipe.fold, recipe.folds)
-        self.training, self.valid = (Examples(dataset.x[i], dataset.y[i], *numbers) for i in parts)
+        training, self.valid = (Examples(dataset.x[i], dataset.y[i], *numbers) for i in parts)
+        self.training = use_batch_kernel(training)
         self.test = None
         if dataset.test_x is not None and dataset.test_y is not None:
             self.test = Examples(dataset.test_x, dataset.test_y, *numbers)

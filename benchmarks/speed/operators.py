@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import softstair as ss
 from benchmarks.speed import clock
 from benchmarks.speed.clock import Effort, Record, Times, graph_of
-from softstair import Stair, _check, kernels, noise as noises
+from softstair import Stair, _accelerate, _check, kernels, noise as noises
 from softstair.convert.bits import StairName, stair_named
 from softstair.regularise import FORWARDS, Forward
 
@@ -252,7 +252,7 @@ def measure_exact(
     effort = effort or Effort.on(device)
     rows = []
     with clock.own_stream(device):
-        for inputs, outputs, side in CONVOLUTIONS if kernels.can_fuse(device) else ():
+        for inputs, outputs, side in CONVOLUTIONS if _accelerate.can_fuse(device) else ():
             progress(f"exact: {inputs} to {outputs} channels: measuring")
             shapes = (batch, inputs, side, side), (outputs, inputs, 3, 3)
             integers = (torch.randint(-1, 2, shape, device=device) for shape in shapes)

@@ -9,7 +9,7 @@ from torch import nn
 from twins import batch, distance, learn, pair
 
 import softstair as ss
-from softstair import kernels
+from softstair import _accelerate
 from softstair._accelerate import batchnorm, batchnorm_backward, fused, gradients
 from softstair._accelerate.moments import zeros_for
 from softstair.train.execution import choose_execution
@@ -251,7 +251,7 @@ def test_fast_steps_round_gradients_where_that_was_measured(
     net = convolutions(channels)
     for _, stair in ss.nn.stair_modules(net):
         stair.strategy = recipe.forward
-    monkeypatch.setattr(kernels, "can_fuse", lambda device: True)
+    monkeypatch.setattr(_accelerate, "can_fuse", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *given: True)
     given = recipe, net, ss.Annealer(net, recipe.schedule(2)), torch.device("cuda"), 1, False

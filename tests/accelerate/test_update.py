@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from twins import batch, distance, pair
 
-from softstair import kernels
+from softstair import _accelerate
 from softstair._accelerate import adam, fused, update
 from softstair._accelerate.update import LatentSteps, supports_update
 from softstair.data.batches import Examples
@@ -129,7 +129,7 @@ def test_other_optimisers_take_their_own_step():
 
 
 def test_a_weight_that_two_layers_share_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr(kernels, "can_fuse", lambda device: True)
+    monkeypatch.setattr(_accelerate, "can_fuse", lambda device: True)
     net, _ = pair("ternary", "uniform", "mode", side=4)
     net[0].weight = nn.Parameter(net[0].weight.detach())
     net.add_module("other", nn.Conv2d(3, 16, 3))
@@ -211,7 +211,7 @@ def test_what_the_second_stream_reads_is_held_until_it_is_waited_for(monkeypatch
 def test_training_steps_are_those_of_torchs_optimiser(monkeypatch):
     """Clipped latent weights, static noise, then a layer without noise, which momentum moves on."""
     weights = []
-    monkeypatch.setattr(kernels, "can_fuse", lambda device: True)
+    monkeypatch.setattr(_accelerate, "can_fuse", lambda device: True)
     for kept in (True, False):
         if not kept:
             monkeypatch.setattr(update, "supports_update", lambda optimiser: False)

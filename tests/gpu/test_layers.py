@@ -17,12 +17,13 @@ from softstair.data.augment import Augmentation, Draws
 from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.nn import StairActivation, StairModule, StairWeight
+from softstair.train.execution import use_batch_kernel
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
 from softstair.train.teacher import FloatRun, Teacher, optimised_for_inference
 
-sys.path += [str(Path(__file__).parents[1] / "fused"), str(Path(__file__).parents[1])]
+sys.path += [str(Path(__file__).parents[1] / "accelerate"), str(Path(__file__).parents[1])]
 from standalone import main
 from twins import STAIRS, batch, differences, distance, learn, model, pair
 
@@ -428,7 +429,7 @@ def test_the_kernel_makes_the_batch_that_torch_makes_on_the_cpu() -> None:
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (300, *shape), dtype=torch.uint8, generator=draw)
         indices, augmentation = torch.randperm(300, generator=draw)[:200], Augmentation(**options)
-        examples = Examples(x, torch.arange(300), 127.6, 63.0, "cuda")
+        examples = use_batch_kernel(Examples(x, torch.arange(300), 127.6, 63.0, "cuda"))
         device_draw = torch.Generator("cuda").manual_seed(0)
         inputs, labels, share = examples.batch(indices.cuda(), augmentation, device_draw)
         draws = augmentation.draw(examples.x, 200, device_draw.manual_seed(0))

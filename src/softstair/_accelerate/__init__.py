@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Optional
 import torch
 from torch import nn
 
-from softstair import _check
+from softstair import _check, kernels
 from softstair.kernels import triton
 
 if TYPE_CHECKING:
     from softstair._accelerate.fuse import FusedNetwork
 
-__all__ = ["fused"]
+__all__ = ["can_fuse", "fused"]
+
+
+def can_fuse(device: torch.device) -> bool:
+    """Whether fused layers and batches from one kernel run on the device."""
+    runs = device.type == "cuda" and triton.unavailable(device) is None
+    # Half-precision products with float32 sums came with torch 2.8.
+    return runs and kernels.selected() != "reference" and "dtype" in torch.ops.aten.mm.overloads()
 
 
 def fused(net: nn.Module, float8: bool = False) -> Optional["FusedNetwork"]:

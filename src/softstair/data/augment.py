@@ -3,8 +3,8 @@
 Every example has random numbers of its own, except for the share of a mixture, which the batch has
 in common. Nothing is read back from the device, so that a training step can be captured.
 
-The functions draw their numbers from a generator, or take them from :class:`Draws`, as the kernel
-of :mod:`softstair.data.augment_triton` does. With the same draws, it gives the same.
+The functions draw their numbers from a generator, or take them from :class:`Draws`, as a kernel
+that makes whole batches does (``Examples.kernel``). With the same draws, it gives the same.
 """
 
 import math

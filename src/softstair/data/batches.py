@@ -1,11 +1,10 @@
 """Examples stored as bytes on a device, and batches of normalised floats made from them there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Generator, Tensor
 
-from softstair import kernels
 from softstair.data.augment import Augmentation
 
 PLAIN = Augmentation()
@@ -20,6 +19,9 @@ class Examples:
     >>> inputs.shape, float(inputs[0, 0, 0, 0]), labels.tolist()
     (torch.Size([2, 1, 2, 2]), 2.0, [3, 1])
     """
+
+    kernel: Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None = None
+    """What makes batches in one kernel, from tensors and the fields of an augmentation."""
 
     def __init__(
         self, x: Tensor, y: Tensor, mean: float, std: float, device: torch.device | str = "cpu"
@@ -38,13 +40,12 @@ class Examples:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return augmented inputs, labels, and the share of ``inputs.flip(0)`` in a mixture.
 
-        The share is None without ``mixup`` and ``cutmix``. On CUDA, one kernel does it all.
+        The share is None without ``mixup`` and ``cutmix``.
         """
-        if self.x.dim() == 4 and kernels.can_fuse(self.x.device):
-            from softstair.data.augment_triton import batch
-
+        if self.kernel is not None:
             draws = augmentation.draw(self.x, len(indices), generator)
-            return batch(self.x, self.y, indices, augmentation, draws, self.mean, self.std)
+            tensors = (self.x, self.y, indices, draws.uniform, draws.noise)
+            return self.kernel(*tensors, self.mean, self.std, vars(augmentation))
         x = augmentation.move_and_erase(self.x[indices], generator)
         inputs = augmentation.mask(self.normalised(x), generator)
         inputs, share = augmentation.mix(inputs, generator)

@@ -30,7 +30,6 @@ __all__ = [
     "SoftStair",
     "backward",
     "can_convolve_int8",
-    "can_fuse",
     "channel_quanta",
     "convolve_int8",
     "forward",
@@ -169,19 +168,13 @@ def free_tables() -> None:
     bound.cached_quanta_tensor.cache_clear()
 
 
-def can_fuse(device: torch.device) -> bool:
-    """Whether the fused layers of :mod:`softstair._accelerate` run on the device."""
-    runs = device.type == "cuda" and triton.unavailable(device) is None
-    # Half-precision products with float32 sums came with torch 2.8.
-    return runs and selected() != "reference" and "dtype" in torch.ops.aten.mm.overloads()
-
-
 def can_convolve_int8(
     features: Tensor, stride: object, padding: object, dilation: object, groups: int
 ) -> bool:
     """Whether :func:`convolve_int8` computes such a convolution of these features."""
     plain = type(features) in (Tensor, torch.nn.Parameter)
-    if is_transformed() or not plain or not can_fuse(features.device):
+    runs = plain and features.is_cuda and triton.unavailable(features.device) is None
+    if not runs or is_transformed() or selected() == "reference":
         return False
     from softstair.kernels.triton import convolution
 

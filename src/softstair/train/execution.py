@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from softstair import _check, kernels
+from softstair import _accelerate, _check, kernels
 from softstair._errors import SoftstairError, first_line, is_out_of_memory
 from softstair.anneal import Annealer
+from softstair.data.batches import Examples
 from softstair.kernels import triton
 from softstair.train.recipe import Recipe
 
@@ -91,7 +92,7 @@ def choose_execution(
     captured = captured and device.type == "cuda" and processes == 1
     remark = ""
     fusible = recipe.compile != "always" and (recipe.kernels == "triton" or not own)
-    if fusible and annealer is not None and kernels.can_fuse(device):
+    if fusible and annealer is not None and _accelerate.can_fuse(device):
         from softstair._accelerate import fuse, fused  # which need Triton
 
         remark, images = fuse.not_fused(network), recipe.batch // processes
@@ -110,6 +111,15 @@ def choose_execution(
     if _compiles(recipe, annealer, device, steps):
         return Execution(Compiled(network), precision, False, True, captured, remark)
     return Execution(network, precision, False, False, captured, remark)
+
+
+def use_batch_kernel(examples: Examples) -> Examples:
+    """Let one kernel make the batches, where there is one; return the examples."""
+    if examples.x.dim() == 4 and _accelerate.can_fuse(examples.x.device):
+        from softstair._accelerate.augment_triton import batch
+
+        examples.kernel = batch
+    return examples
 
 
 def _compiles(recipe: Recipe, annealer: Annealer | None, device: torch.device, steps: int) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from softstair import kernels
+from softstair import _accelerate, kernels
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import refuse_link
 from softstair.data import Dataset, Loading, load
@@ -215,7 +215,7 @@ def _get_ready(device: str) -> None:
     """Do what takes seconds at the beginning of a run, while there is nothing else to do."""
     importlib.import_module("torch._dynamo")  # optimisers import it
     with contextlib.suppress(Exception):  # a run that has the same error reports it
-        if kernels.can_fuse(choose_device(device)):  # which creates the CUDA context
+        if _accelerate.can_fuse(choose_device(device)):  # which creates the CUDA context
             importlib.import_module("softstair._accelerate.fuse")
 
 

@@ -19,6 +19,7 @@ from softstair import _check, _plugins
 from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
 from softstair.nn import stair_modules
+from softstair.train.execution import use_batch_kernel
 from softstair.train.state import State
 
 WARM_UP_STEPS = 2
@@ -31,7 +32,7 @@ class Step:
     replay: "Replay | None" = None  # of what is measured, if steps are captured
 
     def __init__(self, state: State, examples: Examples) -> None:
-        self.state, self.examples = state, examples
+        self.state, self.examples = state, use_batch_kernel(examples)
 
     def __call__(self) -> None:
         """Train on the next batch of the epoch."""

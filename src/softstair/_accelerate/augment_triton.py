@@ -1,10 +1,11 @@
 """A batch in one Triton kernel: examples are gathered, augmented, normalised and mixed.
 
-It computes what :mod:`softstair.data.augment` does, from the same random numbers, which takes some
-25 small kernels there. The constants of the kernel are the fields of an ``Augmentation``.
+It computes what ``Augmentation`` of the training program does, from the same random numbers, which
+takes some 25 small kernels there. Constants of the kernel are its fields and those of its module.
 """
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
@@ -12,14 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softstair.data.augment import AREAS, FRAMES, PADDING, RATIO, ROWS, Augmentation, Draws
-
 BLOCK = 512
 DOWN, RIGHT, FLIP, SHIFT, AREA, RATIO_ROW, IS_ERASED, ERASE_2, ERASE_3 = map(tl.constexpr, range(9))
 CUTOUT_2, CUTOUT_3, LENGTH_2, MASK_2, LENGTH_3, MASK_3 = map(tl.constexpr, range(9, 15))
-SHARE, MIX_2, MIX_3 = map(tl.constexpr, range(15, len(ROWS)))  # in the order of ROWS
-PAD, MOST_FRAMES, LOG2_RATIO = map(tl.constexpr, (PADDING, FRAMES, math.log2(RATIO)))
-LEAST_AREA, AREA_RANGE = map(tl.constexpr, (AREAS[0], AREAS[1] - AREAS[0]))
+SHARE, MIX_2, MIX_3 = map(tl.constexpr, range(15, 18))  # the rows of random numbers
+PAD, MOST_FRAMES, LOG2_RATIO = map(tl.constexpr, (4, 5, math.log2(3.3)))
+LEAST_AREA, AREA_RANGE = map(tl.constexpr, (0.02, 0.33 - 0.02))
 
 
 @triton.jit
@@ -138,21 +137,25 @@ def batch_kernel(
 
 
 def batch(
-    x: Tensor, y: Tensor, indices: Tensor, options: Augmentation, draws: Draws,
-    mean: float, std: float,
+    x: Tensor, y: Tensor, indices: Tensor, uniform: Tensor, noise: Tensor | None, mean: float,
+    std: float, options: Mapping[str, float | str],
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Return the batch as :meth:`softstair.data.batches.Examples.batch` does, from bytes x."""
+    """Return inputs, labels and the share of a mixture for the bytes x at ``indices``.
+
+    ``uniform`` has 18 random numbers of each example, ``noise`` random bytes if parts are erased;
+    ``options`` are the fields of an ``Augmentation``.
+    """
     count, (channels, height, width) = len(indices), x.shape[1:]
     inputs = torch.empty((count, *x.shape[1:]), device=x.device, memory_format=torch.channels_last)
     labels, share = y.new_empty(count), inputs.new_empty(())
-    noise = x if draws.noise is None else draws.noise
-    tensors = (x, y, indices.contiguous(), draws.uniform, noise, inputs, labels, share)
-    constants = {name.upper(): value for name, value in vars(options).items()}
-    constants["TIME_MASK"] = min(options.time_mask, height)
-    constants["COEFFICIENT_MASK"] = min(options.coefficient_mask, width)
+    noise = x if noise is None else noise
+    tensors = (x, y, indices.contiguous(), uniform, noise, inputs, labels, share)
+    constants = {name.upper(): value for name, value in options.items()}
+    constants["TIME_MASK"] = min(options["time_mask"], height)
+    constants["COEFFICIENT_MASK"] = min(options["coefficient_mask"], width)
     constants |= dict(CHANNELS=channels, HEIGHT=height, WIDTH=width, BLOCK=BLOCK)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         batch_kernel[count, triton.cdiv(channels * height * width, BLOCK)](
             *tensors, count, float(mean), float(std), **constants, enable_fp_fusion=False
         )
-    return inputs, labels, share if options.mixup or options.cutmix else None
+    return inputs, labels, share if options["mixup"] or options["cutmix"] else None

@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from softstair import _accelerate
 from softstair.data.augment import ROWS, Augmentation, Draws
+from softstair.data.batches import Examples
+from softstair.train.execution import use_batch_kernel
 
 triton = pytest.importorskip("triton", reason="needs triton, which is not installed")
-augment_triton = importlib.import_module("softstair.data.augment_triton")
+augment_triton = importlib.import_module("softstair._accelerate.augment_triton")
 
 NEEDS_INTERPRETER = True
 MEAN, STD = 101.3, 37.7
@@ -50,9 +53,8 @@ def test_the_kernel_gives_what_torch_gives_with_the_same_draws(options: dict[str
         augmentation = Augmentation(**options)
         for _ in range(2):
             draws = augmentation.draw(x, count, generator)
-            inputs, labels, share = augment_triton.batch(
-                x, y, indices, augmentation, draws, MEAN, STD
-            )
+            given = (x, y, indices, draws.uniform, draws.noise, MEAN, STD, vars(augmentation))
+            inputs, labels, share = augment_triton.batch(*given)
             expected, expected_share = reference(x[indices], augmentation, draws)
             tolerance = 1e-6 if augmentation.mixup else 0.0
             torch.testing.assert_close(inputs, expected, rtol=tolerance, atol=tolerance)
@@ -70,7 +72,8 @@ def test_extreme_draws_stay_inside() -> None:
     for number in (0.0, 1 - 2**-24):
         draws = Draws(torch.full((len(ROWS), 2), number))
         indices = torch.arange(2)
-        inputs, _, share = augment_triton.batch(x, indices, indices, augmentation, draws, 0.0, 1.0)
+        given = (x, indices, indices, draws.uniform, None, 0.0, 1.0, vars(augmentation))
+        inputs, _, share = augment_triton.batch(*given)
         moved = augmentation.mask(augmentation.move_and_erase(x, draws).float(), draws)
         expected, expected_share = augmentation.mix(moved, draws)
         assert torch.equal(inputs, expected)
@@ -99,3 +102,16 @@ def test_the_kernel_compiles_for_a_gpu_without_the_interpreter(
     target = compiler.GPUTarget("cuda", 90, 32)
     built = triton.compile(source, target=target, options={"enable_fp_fusion": False})
     assert "st.global" in built.asm["ptx"]
+
+
+def test_examples_use_the_kernel_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randint(256, (4, 1, 6, 6), dtype=torch.uint8, generator=Generator().manual_seed(0))
+    augmentation, indices = Augmentation("crop-flip", erase=0.7), torch.tensor([2, 0])
+    plain = Examples(x, torch.arange(4), MEAN, STD)
+    assert use_batch_kernel(plain).kernel is None
+    monkeypatch.setattr(_accelerate, "can_fuse", lambda device: True)
+    examples = use_batch_kernel(Examples(x, torch.arange(4), MEAN, STD))
+    inputs, labels, _ = examples.batch(indices, augmentation, Generator().manual_seed(1))
+    draws = augmentation.draw(x, 2, Generator().manual_seed(1))
+    assert torch.equal(inputs, reference(x[indices], augmentation, draws)[0])
+    assert torch.equal(labels, indices)
