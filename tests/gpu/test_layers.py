@@ -120,8 +120,8 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
     """The last of many programs adds what all have stored: the same bits in each of ten passes."""
     from softstair._accelerate import integer_sums, moments
     from softstair._accelerate.batchnorm_backward import reduce_dz
+    from softstair._accelerate.prepared import PreparedStair, prepare_rows
     from softstair.kernels.triton import convolution, table
-    from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 
     ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device="cuda")
     values = table(ternary, std.device)
@@ -191,8 +191,8 @@ def check_first_layer(
 ) -> None:
     """Statistics, features and the gradient of the weights of 64 images."""
     from softstair._accelerate import batchnorm, first, moments
+    from softstair._accelerate.prepared import PreparedStair, prepare_rows
     from softstair.kernels.triton import table
-    from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 
     ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device=device)
     values = table(ternary, std.device)

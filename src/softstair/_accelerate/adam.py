@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softstair._accelerate.prepared import PreparedStair, prepare_from_row
 from softstair.kernels.triton import evaluator
-from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = ["Weights", "adam_steps"]
 

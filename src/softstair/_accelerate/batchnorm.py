@@ -19,11 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from softstair._accelerate.first import First, first_sums, load_matrix
-from softstair._accelerate.moments import CHANNELS, tile_constants
+from softstair._accelerate.moments import CHANNELS, tile_constants, window_row
+from softstair._accelerate.prepared import PreparedStair, prepare_from_row
 from softstair.kernels.triton import evaluator
-from softstair.kernels.triton.convolution import window_row
 from softstair.kernels.triton.distributions import shared_words
-from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = ["LayerOutput", "forward", "memory_format"]
 

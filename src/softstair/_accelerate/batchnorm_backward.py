@@ -31,10 +31,10 @@ from softstair._accelerate.moments import (
     store_coefficients,
     store_partial,
     tile_constants,
+    window_row,
 )
+from softstair._accelerate.prepared import PreparedStair, prepare_from_row
 from softstair.kernels.triton import evaluator
-from softstair.kernels.triton.convolution import window_row
-from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = ["backward", "reduce_dz", "stair_backward"]
 

@@ -29,10 +29,11 @@ from softstair._accelerate.moments import (
     store_coefficients,
     store_partial,
     tile_constants,
+    window_row,
 )
+from softstair._accelerate.prepared import PreparedStair, prepare_from_row
 from softstair.kernels.triton import evaluator
-from softstair.kernels.triton.convolution import gather, output_sides, window_row
-from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
+from softstair.kernels.triton.convolution import gather, output_sides
 
 __all__ = [
     "First",

@@ -116,6 +116,15 @@ def _moments(
 
 
 @triton.jit
+def window_row(row, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """The row of c that is the j-th pixel of the 2×2 window of a pooled row."""
+    across: tl.constexpr = WIDTH // 2
+    down: tl.constexpr = HEIGHT // 2
+    image, y, x = row // (across * down), row // across % down, row % across
+    return (image * HEIGHT + 2 * y + j // 2) * WIDTH + 2 * x + j % 2
+
+
+@triton.jit
 def load_pivot(running_mean_ptr, quanta_ptr, channel, mask, per_unit):
     """The running mean of each channel, in the units of the sums."""
     pivot = tl.load(running_mean_ptr + channel, mask=mask, other=0) * per_unit

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from softstair._accelerate import gradients
 from softstair._accelerate.depthwise import is_depthwise
 from softstair._accelerate.first import First, supports_first
+from softstair._accelerate.prepared import PreparedStair
 from softstair._accelerate.stairs import makes_int8, strategy_of
 from softstair._accelerate.update import LatentSteps, SecondStream
 from softstair.kernels.triton import convolution
-from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
 
 __all__ = ["Context", "Integers", "LayerParts"]

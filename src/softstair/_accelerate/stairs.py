@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from softstair._accelerate.prepared import PreparedStair, prepare_rows
 from softstair.kernels.triton import longer_table, table
-from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 from softstair.nn import StairActivation, StairModule
 from softstair.noise import Noise
 from softstair.stair import Stair

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softstair._accelerate.adam import Weights, adam_steps
-from softstair.kernels.triton.prepare import PreparedStair
+from softstair._accelerate.prepared import PreparedStair
 
 __all__ = ["LatentSteps", "SecondStream", "supports_update"]
 

@@ -28,7 +28,6 @@ __all__ = [
     "output_sides",
     "pixel_box",
     "supports_int8",
-    "window_row",
 ]
 
 PIXELS, NARROW = 128, 32
@@ -130,15 +129,6 @@ def gather(
     mask = mask & row_mask[:, None] & (tap < DOWN * ACROSS)[None, :]
     source = (image.to(tl.int64)[:, None] * SOURCE_HEIGHT + y) * SOURCE_WIDTH + x
     return tl.load(x_ptr + source * INPUTS + channel[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def window_row(row, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """The row of c that is the j-th pixel of the 2×2 window of a pooled row."""
-    across: tl.constexpr = WIDTH // 2
-    down: tl.constexpr = HEIGHT // 2
-    image, y, x = row // (across * down), row // across % down, row % across
-    return (image * HEIGHT + 2 * y + j // 2) * WIDTH + 2 * x + j % 2
 
 
 def supports_int8(

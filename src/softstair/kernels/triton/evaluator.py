@@ -2,8 +2,7 @@
 
 An element costs a few instructions per threshold and reads nothing from memory but x. ``prepared``
 comes from :func:`prepare <softstair.kernels.triton.prepare.prepare>` in the element-wise operator,
-and from :func:`prepare_from_row <softstair.kernels.triton.prepare.prepare_from_row>` in the fused
-layers.
+and from another room, a row a layer, in fused layers.
 
 ``HALF`` says that the tensor has 16 bits, which allow shorter approximations. ``FAST`` says that
 its noise is wide enough for those of a line, and no Dirac: one decision for a block. ``SELECT``

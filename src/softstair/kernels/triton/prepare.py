@@ -10,7 +10,7 @@ noise from its mean and std, and return scalars, which a GPU keeps in registers:
 
 - ``stair`` has two forms. With up to ``FEW`` thresholds it is (thresholds, levels, rises), each a
   tuple of scalars. More thresholds must be a line, that is, equally spaced like their levels:
-  (thresholds, levels, window, fast), which :func:`_prepare_line` describes.
+  (thresholds, levels, window, fast), which :func:`prepare_line` describes.
 - ``limits`` is (low, high). Only the mode, the likeliest level, reads it: under symmetric,
   log-concave noise the mode is σ with its thresholds clamped to (low, high).
   :func:`softstair.kernels.cpu.mode_limits` explains why.
@@ -18,27 +18,16 @@ noise from its mean and std, and return scalars, which a GPU keeps in registers:
 ``HALF`` says that the tensor has 16 bits, and ``FAST`` that the ``fast`` of a line is true. A Dirac
 is noise whose std is too small to divide by.
 
-The element-wise operator calls :func:`prepare` at the start of each program. The fused layers
-evaluate one stair in several kernels, and the limits take a search. For them :func:`prepare_rows`
-computes the limits of all layers with the same stair and family in one launch, without a
-synchronisation with the host. It writes one row per layer, which the kernels pass to
-:func:`prepare_from_row`:
-
-    mean | std | low | high
+The element-wise operator calls :func:`prepare` at the start of each program.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from softstair.kernels.triton.distributions import SQRT3, SQRT6, tail, units_per_std
 from softstair.kernels.triton.general import FEW, inverse, is_dirac
 
-__all__ = ["PreparedStair", "prepare", "prepare_from_row", "prepare_rows"]
+__all__ = ["mode_limits", "prepare", "prepare_few", "prepare_line"]
 
 TIE = tl.constexpr(8 * 1.1920928955078125e-07)
 """Probabilities that differ by less than this, 8 ulp of 1, count as equal."""
@@ -56,12 +45,12 @@ def prepare(
 ):  # fmt: skip
     """Return ``prepared``; FORWARD is the forward strategy, or "slope" for the backward pass."""
     if COUNT <= FEW:
-        stair = _prepare_few(table, COUNT)
+        stair = prepare_few(table, COUNT)
     else:
-        stair = _prepare_line(table, mean, std, COUNT, FAMILY, HALF, FORWARD == "slope")
+        stair = prepare_line(table, mean, std, COUNT, FAMILY, HALF, FORWARD == "slope")
     limits = (mean, mean)  # placeholders: only the mode reads limits
     if FORWARD == "mode":
-        limits = _mode_limits(table, std, COUNT, FAMILY, HALF)
+        limits = mode_limits(table, std, COUNT, FAMILY, HALF)
         if COUNT > FEW:
             # FAST does not clamp to the limits, which must therefore be the end thresholds.
             thresholds, levels, window, fast = stair
@@ -70,60 +59,7 @@ def prepare(
 
 
 @triton.jit
-def prepare_from_row(row, table, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr):
-    """Return ``prepared`` for tensors of float32, from a row of :func:`prepare_rows`."""
-    mean, std = tl.load(row), tl.load(row + 1)
-    low, high = tl.load(row + 2), tl.load(row + 3)
-    if COUNT <= FEW:
-        stair = _prepare_few(table, COUNT)
-        if FORWARD == "mode":
-            # Add the mean to thresholds and limits, instead of subtracting it from every element.
-            thresholds, levels, rises = stair
-            stair = (_add(thresholds, mean, COUNT), levels, rises)
-            mean, low, high = 0.0, low + mean, high + mean
-    else:
-        stair = _prepare_line(table, mean, std, COUNT, FAMILY, False, FORWARD == "slope")
-    return mean, std, inverse(std), stair, (low, high)
-
-
-class PreparedStair(NamedTuple):
-    """A stair as the kernels of the fused layers read it."""
-
-    table: Tensor
-    row: Tensor  # mean, std, low and high, from prepare_rows
-    constants: Mapping[str, object]  # the kernels' arguments COUNT and FAMILY
-
-
-def prepare_rows(table: Tensor, means: Tensor, stds: Tensor, count: int, family: str) -> Tensor:
-    """Return the rows of layers with the same stair and family: a tensor (len(means), 4).
-
-    ``count`` is the number of thresholds, ``family`` the name of the noise family.
-    """
-    rows = torch.empty((len(means), 4), dtype=torch.float32, device=table.device)
-    _prepare_rows[(len(means),)](
-        means, stds, table, rows, means.stride(0), stds.stride(0), count, family, num_warps=1,
-        enable_fp_fusion=True,
-    )  # fmt: skip
-    return rows
-
-
-@triton.jit
-def _prepare_rows(
-    means, stds, table, rows, mean_step, std_step, COUNT: tl.constexpr, FAMILY: tl.constexpr
-):
-    """Write the row of one layer."""
-    layer = tl.program_id(0)
-    mean, std = tl.load(means + layer * mean_step), tl.load(stds + layer * std_step)
-    low, high = _mode_limits(table, std, COUNT, FAMILY, False)
-    row = rows + layer * 4
-    tl.store(row, mean)
-    tl.store(row + 1, std)
-    tl.store(row + 2, low)
-    tl.store(row + 3, high)
-
-
-@triton.jit
-def _prepare_few(table, COUNT: tl.constexpr):
+def prepare_few(table, COUNT: tl.constexpr):
     """Load (thresholds, levels, rises), each a tuple of scalars."""
     thresholds, levels = _scalars(table, COUNT), _scalars(table + COUNT, COUNT + 1)
     return thresholds, levels, _scalars(table + 2 * COUNT + 1, COUNT)
@@ -138,15 +74,7 @@ def _scalars(pointer, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _add(values, number, COUNT: tl.constexpr):
-    sums = (values[0] + number,)
-    for k in tl.static_range(1, COUNT):
-        sums = sums + (values[k] + number,)  # type: ignore[assignment]  # noqa: RUF005
-    return sums
-
-
-@triton.jit
-def _prepare_line(
+def prepare_line(
     table, mean, std,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, SLOPE: tl.constexpr,
 ):  # fmt: skip
@@ -215,7 +143,7 @@ def _window_size(
 
 
 @triton.jit
-def _mode_limits(table, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr):
+def mode_limits(table, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr):
     """Return (low, high): the end thresholds, moved inwards by the margin of the mode."""
     low, high = tl.load(table), tl.load(table + COUNT - 1)
     margin = low * 0.0
