@@ -124,7 +124,8 @@ PUBLIC = ("", ".noise", ".ste", ".nn", ".deploy", ".data", ".models", ".train", 
 
 
 PRIVATE = """
-softstair: __version__ _check kernels
+softstair: __version__ _accelerate _check kernels
+softstair._accelerate: integer_sums moments
 softstair._check: choice ending integer invalid shortened suggestion wrong
 softstair._errors: SoftstairError first_line import_extra is_out_of_memory
 softstair._files: begin_output output_file refuse_link replacing write
@@ -141,12 +142,11 @@ softstair.data.batches: Examples PLAIN
 softstair.data.folds: split
 softstair.deploy.c: build write
 softstair.deploy.onnx: model
-softstair.kernels.triton: convolution moments
 softstair.models: DEFAULTS
 softstair.regularise: FORWARDS Forward regularise
 softstair.schedule: INTERVALS Interval NoisePath POWERS Power
 softstair.train: checkpoint records
-softstair.train.execution: Compiled choose_device choose_threads memory_errors training_settings
+softstair.train.execution: Compiled choose_device choose_threads memory_errors training_settings use_batch_kernel
 softstair.train.loop: source_commit
 softstair.train.metrics: CHUNK evaluate refresh_statistics
 softstair.train.network: make_network stair_network

@@ -168,7 +168,7 @@ def test_a_kept_activation_has_gradients_and_learned_quanta() -> None:
 
 @pytest.mark.parametrize(("bits", "reason"), [("int8", "kept"), ("ternary", "without a kernel")])
 def test_a_kept_activation_is_named_by_fused_training(bits: str, reason: str) -> None:
-    fuse = pytest.importorskip("softstair.fused.fuse", reason="needs triton")
+    fuse = pytest.importorskip("softstair._accelerate.fuse", reason="needs triton")
     layers = nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh()
     net = ss.quantise(nn.Sequential(*layers, *layers, nn.Linear(16, 2)), bits)
     assert (reason in fuse.not_fused(net)) is (bits == "int8")
