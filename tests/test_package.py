@@ -146,7 +146,8 @@ softstair.models: DEFAULTS
 softstair.regularise: FORWARDS Forward regularise
 softstair.schedule: INTERVALS Interval NoisePath POWERS Power
 softstair.train: checkpoint records
-softstair.train.execution: Compiled choose_device choose_threads memory_errors training_settings use_batch_kernel
+softstair.train.execution: Compiled choose_device choose_threads memory_errors training_settings
+  use_batch_kernel
 softstair.train.loop: source_commit
 softstair.train.metrics: CHUNK evaluate refresh_statistics
 softstair.train.network: make_network stair_network
