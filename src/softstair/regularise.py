@@ -60,22 +60,23 @@ def regularise(
         stair: The stair σ.
         noise: A family of noise, or its name.
         mean: The mean, in the units of x (not in quanta): a number, or a tensor that broadcasts
-            against x. As 0-d tensors, mean and std may change, also to 0, without a host
+            to x's shape. As 0-d tensors, mean and std may change, also to 0, without a host
             synchronisation and without a recompilation. From -1e30 to 1e30.
-        std: The standard deviation, likewise, from 0 to 1e30.
+        std: The standard deviation, likewise, from 0 to 1e30. On a GPU and in compiled code, where
+            reading a tensor would wait, the output is NaN if mean or std is not in its range.
         forward: The value: ``"expectation"`` E[σ(x − ν)], ``"mode"`` the most probable level,
             ``"random"`` σ(x − ν) with one draw of ν per element, or ``"hard"`` σ(x).
         generator: The source of random numbers in eager mode; torch's own by default.
 
     Returns:
-        A tensor with x's shape and dtype.
+        A tensor with x's shape and dtype. Where x is NaN, so are the output and its gradient.
 
     Raises:
         ValueError: If an argument has a wrong type or value, or if mean or std requires a gradient.
     """
     noise = noises.get(noise)
     _check_operands(x, stair, noise, forward)
-    soft = SoftStair(stair, noise, _parameter("mean", mean), _parameter("std", std))
+    soft = SoftStair(stair, noise, _parameter("mean", mean, x), _parameter("std", std, x))
     return apply(x, soft, soft, forward, generator)
 
 
@@ -182,16 +183,20 @@ def _check_operands(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None
         )
 
 
-def _parameter(name: str, value: float | Tensor) -> float | Tensor:
+def _parameter(name: str, value: float | Tensor, x: Tensor) -> float | Tensor:
     least = 0.0 if name == "std" else -noises.LARGEST
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise _check.invalid(
                 name, "must not require a gradient: noise is scheduled, not learnt"
             )
-        is_known = value.device.type == "cpu" and value.dim() == 0 and not kernels.is_transformed()
-        if is_known:
-            _check.number(name, value.item(), least, noises.LARGEST)
+        sizes = zip(reversed(value.shape), reversed(x.shape), strict=False)
+        if value.dim() > x.dim() or any(size not in (1, of_x) for size, of_x in sizes):
+            shapes = f"shape {tuple(x.shape)}, but its own is {tuple(value.shape)}"
+            raise _check.invalid(name, f"must broadcast to x, of {shapes}")
+        if value.device.type == "cpu" and not kernels.is_transformed() and value.numel():
+            for end in value.aminmax():  # both are NaN if a number is
+                _check.number(name, end.item(), least, noises.LARGEST)
         return value
     if torch.compiler.is_compiling():  # numbers may be symbolic there, without bounds
         return value

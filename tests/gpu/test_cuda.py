@@ -73,6 +73,30 @@ def check(function, dtype: torch.dtype, name: str, noise: str, forward: str, std
         assert gradient.count_nonzero() > 0, what + ": dead gradient"
 
 
+def test_nan_and_invalid_noise_in_a_captured_step() -> None:
+    """Noise out of range gives NaN without a synchronisation; NaN has a gradient of NaN."""
+    for dtype, (name, stair) in itertools.product((torch.float32, torch.bfloat16), STAIRS.items()):
+        x = inputs(dtype, stair, 0.3).cuda()
+        x[5, 1, 7] = torch.nan
+        leaf, nan = x.clone().requires_grad_(), x.isnan()
+        mean, std = torch.tensor([0.0, 0.3], device="cuda").unbind()
+
+        def step(leaf: Tensor, stair: ss.Stair, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+            y = ss.regularise(leaf * 1, stair, "uniform", mean, std)
+            return y, torch.autograd.grad(y, leaf, torch.ones_like(y))[0]
+
+        step(leaf, stair, mean, std)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y, gradient = step(leaf, stair, mean, std)
+        for value in (0.3, -1.0, torch.nan, torch.inf, 0.0, 0.3):
+            std.fill_(value)
+            graph.replay()
+            wanted = nan if value in (0.3, 0.0) else torch.ones_like(nan)
+            assert torch.equal(y.isnan(), wanted), f"{dtype} {name} {value}"
+            assert torch.equal(gradient.isnan(), wanted), f"{dtype} {name} {value} gradient"
+
+
 def test_eager_equals_the_oracle() -> None:
     """Every family × forward × stair × dtype, with noise and without."""
     for dtype, (name, stair) in itertools.product(TOLERANCE, STAIRS.items()):

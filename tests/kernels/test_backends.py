@@ -291,8 +291,9 @@ def test_channels_at_thresholds_and_edges(share, form, bits, dtype):
         place = (x - mean) / exact - unit.thresholds[0]
         sides = [(place - side * 0.5 * width) for side in (-1, 1)]
         clear = torch.stack([(side - side.round()).abs() for side in sides]).amin(0) > 1e-4
-        clear = (clear | (place.abs() > 300)) & ~x.isnan()
-        torch.testing.assert_close(found[clear], expected[clear], rtol=1e-5, atol=0)
+        clear = clear | (place.abs() > 300) | x.isnan()
+        same = dict(rtol=1e-5, atol=0, equal_nan=True)
+        torch.testing.assert_close(found[clear], expected[clear], **same)
         assert found[place > len(unit)].eq(0).all()
         if width is not mixed and width == 1:  # no gradient is lost where supports meet
             inside = (place > -0.499) & (place < len(unit) - 2 + 0.499)
@@ -376,3 +377,58 @@ def test_channels_that_products_do_not_give(stair, factor, dtype):
             slope = kernels.backward(torch.ones_like(x), x, soft)
             wanted = reference.slope(x, BoundStair(soft, x)).to(dtype)
             torch.testing.assert_close(slope, wanted, rtol=1e-5, atol=0, equal_nan=True)
+
+
+class Comparing(Peaked):
+    """A family of one's own whose density is 0 at NaN."""
+
+    def pdf(self, z: Tensor) -> Tensor:
+        return torch.where(z.abs() < 3, 0.1, 0.0).to(z.dtype)
+
+
+ROWS = ss.Stair.linear(4).with_quantum([0.5, 1.0, 2.0], axis=0)
+
+
+@pytest.mark.parametrize("choice", ["auto", "reference"])
+@pytest.mark.parametrize("family", [*oracle.NAMES, Comparing()], ids=str)
+def test_nan_has_a_value_and_a_gradient_of_nan(family, choice):
+    """It alone, by every forward, with noise and without; infinity is at an end level."""
+    stairs = [*STAIRS.values(), ROWS]
+    stds = (0.0, 1e-9, 0.29, torch.tensor(0.4), torch.tensor(0.0))
+    for stair, forward, std in itertools.product(stairs, oracle.FORWARDS, stds):
+        x = torch.tensor([[math.nan, 0.3], [math.inf, -math.inf], [-0.1, math.nan]])
+        x.requires_grad_()
+        with kernels.use(choice):
+            y = ss.regularise(x, stair, family, 0.1, std, forward)
+            (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+            hard = kernels.hard(x, stair)
+        nan = x.isnan()
+        assert torch.equal(y.isnan(), nan)
+        assert torch.equal(gradient.isnan(), nan)
+        assert torch.equal(hard.isnan(), nan)
+        assert torch.equal(hard[1], stair(x)[1])
+
+
+@pytest.mark.parametrize("estimator", [ss.ste.identity(), ss.ste.relu()], ids=str)
+def test_the_gradient_of_an_estimator_is_nan_at_nan(estimator):
+    x = torch.tensor([math.nan, 0.3], requires_grad=True)
+    estimator(x, ss.Stair.ternary()).sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([math.nan, 1.0]), equal_nan=True)
+
+
+INVALID = [(math.nan, 0.3), (math.inf, 0.3), (0.0, math.nan), (0.0, math.inf), (0.0, -1.0)]
+
+
+@pytest.mark.parametrize("family", oracle.NAMES)
+def test_noise_that_cannot_be_read_is_nan_if_it_is_invalid(family):
+    """As on a GPU, where raising an error would wait: 0-d tensors that nothing checked."""
+    x, noise = torch.linspace(-2, 2, 9), ss.noise.get(family)
+    for numbers, stair in itertools.product(INVALID, STAIRS.values()):
+        soft = kernels.SoftStair(stair, noise, *map(torch.tensor, numbers))
+        for forward in ("expectation", "mode", "random"):
+            value = torch.vmap(
+                lambda x, soft=soft, forward=forward: kernels.value(x, soft, forward),
+                randomness="different",
+            )
+            assert value(x).isnan().all()
+        assert kernels.slope(x, soft).isnan().all()

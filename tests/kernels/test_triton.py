@@ -20,6 +20,7 @@ import softstair as ss
 from helpers.gpu_code import compile_kernel
 from softstair import kernels
 from softstair.kernels import triton as backend
+from softstair.regularise import apply
 from test_regularise import check_everything
 
 triton = pytest.importorskip("triton", reason="needs triton, which is not installed")
@@ -449,6 +450,46 @@ def test_a_module_trains_through_the_kernels():
     with kernels.use("reference"):
         wanted = net.eval()(x)
     assert torch.equal(net(x), wanted)
+
+
+EIGHT = ss.Stair(range(9), [k + 0.5 for k in range(8)])
+BYTES = ss.Stair.linear(8)
+
+
+@pytest.mark.nightly(keep=5)
+@pytest.mark.parametrize("leaf", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize(
+    ("stair", "std"),
+    [(TERNARY, 0.29), (EIGHT, 9.0), (INT4, 0.02), (BYTES, 60.0)],
+)
+def test_nan_has_a_gradient_of_nan(stair, std, dtype, leaf):
+    """Also where a byte replaces x; all eight thresholds are another byte than NaN."""
+    x = torch.tensor([math.nan, 4.0, math.inf, -math.inf, 0.1]).to(dtype).requires_grad_()
+    for family in ("uniform", "normal"):
+        y = ss.regularise(x if leaf else x * 1, stair, family, 0.0, std)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        with kernels.use("reference"):
+            wanted = torch.autograd.grad(ss.regularise(x, stair, family, 0.0, std).sum(), x)[0]
+        torch.testing.assert_close(gradient, wanted, rtol=1e-2, atol=1e-5, equal_nan=True)
+        assert torch.equal(y.isnan(), x.isnan())
+        assert torch.equal(gradient.isnan(), x.isnan())
+
+
+@pytest.mark.nightly(keep=3)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("family", oracle.NAMES)
+@pytest.mark.parametrize("stair", [TERNARY, INT4, CHANNELS])
+def test_invalid_noise_gives_nan(stair, family, dtype):
+    """No error: the host would have to wait for the device. Every element is NaN."""
+    x = torch.linspace(-2, 2, 6, dtype=dtype).view(2, 3).requires_grad_()
+    for numbers in ((math.nan, 0.3), (0.0, math.nan), (0.0, math.inf), (0.0, -1.0), (2e30, 0.3)):
+        soft = kernels.SoftStair(stair, ss.noise.get(family), *map(torch.tensor, numbers))
+        for forward in ("expectation", "mode", "random"):
+            y = apply(x * 1, soft, soft, forward)
+            (gradient,) = torch.autograd.grad(y.sum(), x)
+            assert y.isnan().all()
+            assert gradient.isnan().all()
 
 
 class Mine(ss.noise.Uniform):

@@ -54,7 +54,7 @@ def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
         return _channel_backward(grad, x, bound)
     mean, std = float(bound.mean), float(bound.std)
     if std < reference.smallest_std(bound.compute):
-        return torch.zeros_like(x)
+        return torch.where(x.isnan(), x, 0.0)
     slope: Kernel
     is_stair = isinstance(bound.noise, Uniform) and (
         not bound.is_line or _supports_meet(bound, std)
@@ -65,10 +65,13 @@ def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
         slope = sum_of(*found, x, bound, False)
     else:
         slope = lambda out, x: out.copy_(reference.slope(x, bound))
+    compares = type(bound.noise) is Uniform  # which loses NaN
 
     def kernel(target: Tensor, block: Tensor, gradient: Tensor) -> None:
         slope(target, block)
         target.mul_(gradient)
+        if compares:
+            _keep_nan(target, block)
 
     return _blockwise(kernel, bound.compute, x, grad)
 
@@ -234,16 +237,22 @@ def _uniform_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Ker
                 steps.remove((edge, -step))
             else:  # not added to another: beyond both edges a support must leave exactly nothing
                 steps.append((edge, step))
-    if not steps:  # the supports are so narrow that no number of the dtype lies in any of them
+    ups, downs = (sorted((abs(s), edge) for edge, s in steps if s * way > 0) for way in (1, -1))
+    if not ups:  # the supports are so narrow that no number of the dtype lies in any of them
         return lambda out, x: out.zero_()
-    (edge, rise), *others = steps
-    row = scratch(1, x, bound.compute)[0]
+    limits = torch.tensor([low for _, low in ups], dtype=bound.compute)
+    below = torch.nextafter(limits, torch.full_like(limits, -math.inf)).tolist()
+    ends = list(zip(below, (high for _, high in downs), strict=True))
+    inside, row = torch.tensor(ups[0][0], dtype=bound.compute), scratch(1, x, bound.compute)[0]
+    # The first argument where the second lies between the ends, elsewhere 0: in one pass.
+    select = torch.ops.aten.hardtanh_backward.grad_input
 
     def kernel(target: Tensor, block: Tensor) -> None:
-        work = row[: len(block)]
-        torch.ge(block, edge, out=target).mul_(rise)
-        for at, step in others:
-            target.add_(torch.ge(block, at, out=work), alpha=step)
+        density, work = inside.expand_as(block), row[: len(block)]
+        select(density, block, *ends[0], grad_input=target)
+        for (rise, _), between in zip(ups[1:], ends[1:], strict=True):
+            select(density, block, *between, grad_input=work)
+            target.add_(work, alpha=rise / ups[0][0])
 
     return kernel
 
@@ -260,8 +269,8 @@ def _channel_backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
     high = quanta * thresholds[-1] + half * (1 - reference.EDGE)
     rows = scratch(2, x, bound.compute)
 
-    def kernel(target: Tensor, block: Tensor, gradient: Tensor, *columns: Tensor) -> None:
-        low, high, density, quanta, *shift = columns
+    def kernel(target: Tensor, x: Tensor, gradient: Tensor, *columns: Tensor) -> None:
+        block, (low, high, density, quanta, *shift) = x, columns
         work, moved = rows[:, : block.numel()].view(2, *block.shape)
         if shift:
             block = torch.sub(block, *shift, out=moved)
@@ -270,6 +279,7 @@ def _channel_backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
             block = torch.sub(block, nearest, out=moved)
         torch.ge(block, low, out=target).mul_(torch.lt(block, high, out=work))
         target.mul_(density).mul_(gradient)
+        _keep_nan(target, x)
 
     own = [column.to(bound.compute) for column in (low, high, quanta / (2 * half))]
     columns = [*own, *_columns(bound, "backward")]
@@ -350,11 +360,16 @@ def _look_up(
             _evaluate(line, work.copy_(target), target, quanta)
         else:
             torch.take(table, target.nan_to_num_(0.0).long(), out=target)
-        # One sum tells whether there is a NaN to keep; asking each element costs as much again.
-        if block.sum().isnan():
-            target.copy_(torch.where(block.isnan(), block, target))
+        _keep_nan(target, block)
 
     return kernel
+
+
+def _keep_nan(target: Tensor, block: Tensor) -> None:
+    """Write the NaN of a block to its result. One sum tells whether there is one; asking each
+    element costs as much again."""
+    if block.sum().isnan():
+        target.copy_(torch.where(block.isnan(), block, target))
 
 
 def _index(

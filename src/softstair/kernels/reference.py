@@ -8,13 +8,13 @@ Random numbers come from torch here. The other backends draw one number from tor
 seed a stream of their own with it, which is cheaper and as reproducible.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from softstair.kernels.bound import BoundStair, Scalar
-from softstair.noise import Noise, Normal, Triangular, Uniform
+from softstair.noise import FAMILIES, LARGEST, Noise, Normal, Triangular, Uniform
 
 EDGE = 1e-6
 """Relative to the support: more than float32 loses on the way from a schedule to here."""
@@ -44,7 +44,8 @@ def value(x: Tensor, bound: BoundStair, forward: str, draw: Tensor) -> Tensor:
 def _value(x: Tensor, bound: BoundStair, forward: str, draw: Tensor) -> Tensor:
     if forward == "hard":
         return bound.hard(x)
-    centred, std = x - _computed(bound.mean, x), _computed(bound.std, x)
+    mean, std = _noise(bound, x)
+    centred = x - mean
     smallest = smallest_std(x.dtype)
     if forward == "random" and bound.noise.has_ppf:
         if isinstance(std, float):
@@ -101,10 +102,11 @@ def slope(x: Tensor, bound: BoundStair) -> Tensor:
     Dirac."""
     x = x.to(bound.compute)
     if not bound.noise.proper:
-        return bound.noise.pdf(x)
+        return torch.where(x.isnan(), x, bound.noise.pdf(x))
     limit = torch.finfo(x.dtype).max
-    centred = (x - _computed(bound.mean, x)).clamp(-limit, limit)
-    scale = inverse(_computed(bound.std, x), x.dtype)
+    mean, std = _noise(bound, x)
+    centred = (x - mean).clamp(-limit, limit)
+    scale = inverse(std, x.dtype)
     if has_closed_form(bound):
         return _closed_slope(centred, bound, scale)
     shift = edge(bound.noise)
@@ -112,7 +114,9 @@ def slope(x: Tensor, bound: BoundStair) -> Tensor:
     for k in range(bound.count):
         z = (centred - bound.threshold(k)) * scale + shift
         total = total + bound.rise(k) * bound.noise.pdf(z)
-    return total * scale
+    total = total * scale
+    # A family of one's own may lose NaN.
+    return total if type(bound.noise) in FAMILIES.values() else torch.where(x.isnan(), x, total)
 
 
 def edge(noise: Noise) -> float:
@@ -154,8 +158,15 @@ def sample(x: Tensor, bound: BoundStair, scale: Scalar, u: Tensor) -> Tensor:
     return torch.where(x.isnan(), x, result)
 
 
-def _computed(value: Scalar, x: Tensor) -> Scalar:
-    return value if isinstance(value, float) else value.to(x.dtype)
+def _noise(bound: BoundStair, x: Tensor) -> tuple[Scalar, Scalar]:
+    """Return mean and std in x's dtype. The mean is NaN, and with it the results, where they are
+    not within their limits: on a GPU, reading them to raise an error would wait for it."""
+    both: Any = (v.to(x.dtype) if isinstance(v, Tensor) else v for v in (bound.mean, bound.std))
+    mean, std = both
+    if isinstance(mean, float) and isinstance(std, float):
+        return mean, std
+    is_valid = (abs(mean) <= LARGEST) & (std >= 0) & (std <= LARGEST)
+    return mean + torch.where(is_valid, 0.0, torch.nan).to(x.dtype), std
 
 
 def _likeliest_of_three(x: Tensor, bound: BoundStair, scale: Scalar) -> Tensor:
@@ -299,6 +310,4 @@ def _closed_slope(x: Tensor, bound: BoundStair, scale: Scalar) -> Tensor:
         rising, falling = _halves(s)
         density = (rising.sum(s.eta) + falling.sum(s.eta)) / s.eta
     density = density * (bound.rise(0) / bound.spacing)
-    if isinstance(dirac, Tensor):
-        return torch.where(dirac, torch.zeros_like(density), density)
-    return torch.zeros_like(density) if dirac else density
+    return density if isinstance(scale, float) and scale else density * (scale != 0)

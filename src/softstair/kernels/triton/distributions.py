@@ -195,6 +195,14 @@ def nan_else(x, value):
 
 
 @triton.jit
+def valid_mean(mean, std):
+    """The mean; NaN, and with it the results, where mean or std is beyond its limits, which the
+    host cannot see without waiting."""
+    is_valid = (tl.abs(mean) <= 1e30) & (std >= 0) & (std <= 1e30)
+    return tl.where(is_valid, mean, float("nan"))
+
+
+@triton.jit
 def scaled_pdf(z, FAMILY: tl.constexpr):
     """The density divided by :func:`pdf_scale`."""
     if FAMILY == "triangular":

@@ -23,7 +23,14 @@ from torch import Tensor
 
 from softstair.kernels.bound import Scalar, SoftStair
 from softstair.kernels.triton import FAMILIES, evaluator, general, is_native, kind, table
-from softstair.kernels.triton.distributions import INTERPRETED, IS_CUDA, random_words, uniform
+from softstair.kernels.triton.distributions import (
+    INTERPRETED,
+    IS_CUDA,
+    nan_else,
+    random_words,
+    uniform,
+    valid_mean,
+)
 from softstair.kernels.triton.prepare import prepare
 
 BLOCK = 1024
@@ -53,7 +60,8 @@ def forward_kernel(
     lane, zero = tl.arange(0, BLOCK), tl.full((), 0, tl.int64)
     seed = tl.load(seed_ptr) if FORWARD == "random" else 0
     if PREPARED:
-        mean, std = tl.load(mean_ptr), tl.load(std_ptr)
+        std = tl.load(std_ptr)
+        mean = valid_mean(tl.load(mean_ptr), std)
         prepared = prepare(table, mean, std, COUNT, FAMILY, FORWARD, HALF)
         tensors = (x_ptr, y_ptr, saved_ptr, seed, size)
         # A loop for either case: one loop for both would need the registers of both.
@@ -78,8 +86,9 @@ def forward_kernel(
                 offsets = lane + j * BLOCK
                 channel = _channel(first, offsets, stride, channels, INT64)
                 row = channel * (3 * COUNT + 4) if PER_CHANNEL else 0
-                mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
                 std = _load_noise(std_ptr, first, offsets, left, channel, STD)
+                mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
+                mean = valid_mean(mean, std)
                 x = _widen(blocks[j])
                 u = uniform(words[j]) if FORWARD == "random" else words[j]
                 y = general.value(x, table, row, mean, std, u, COUNT, FAMILY, FORWARD, LINE)
@@ -133,7 +142,8 @@ def backward_kernel(
     gradients = _load(dy_ptr + first, lane, left, BLOCK, UNROLL)
     blocks = _load(saved_ptr + first, lane, left, BLOCK, UNROLL)
     if SCALAR and FEW and not COMPACT:
-        mean, std = tl.load(mean_ptr), tl.load(std_ptr)
+        std = tl.load(std_ptr)
+        mean = valid_mean(tl.load(mean_ptr), std)
         prepared = prepare(table, mean, std, COUNT, FAMILY, "slope", HALF)
         tensors = (blocks, gradients, dx_ptr + first, left)
         if HALF and KIND == "native" and prepared[3][3]:
@@ -150,6 +160,7 @@ def backward_kernel(
                 slope = general.slope_of(blocks[j].to(tl.int32), table, row, std, COUNT, LINE)
             else:
                 mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
+                mean = valid_mean(mean, std)
                 x = _widen(blocks[j])
                 slope = general.slope(x, table, row, mean, std, COUNT, FAMILY, LINE)
             dx = _widen(gradients[j]) * slope
@@ -168,7 +179,10 @@ def _backward_tile(
         offsets = tl.arange(0, BLOCK) + j * BLOCK
         x = _widen(blocks[j])
         slope = evaluator.slope(x, prepared, COUNT, FAMILY, HALF, FAST)
-        _store(dx_ptr, offsets, left, _widen(gradients[j]) * slope)
+        dx = _widen(gradients[j]) * slope
+        if FAMILY == "uniform":
+            dx += nan_else(x, prepared[0] - prepared[0])  # which comparisons lose
+        _store(dx_ptr, offsets, left, dx)
 
 
 @triton.jit
@@ -331,12 +345,6 @@ def _laid_out(noise: Tensor, x: Tensor, axis: int | None) -> tuple[Tensor, str]:
     """Return a mean or std as a kernel reads it, and which layout that is."""
     if noise.numel() == 1:
         return noise, "scalar"
-    sizes = zip(reversed(noise.shape), reversed(x.shape), strict=False)
-    if noise.dim() > x.dim() or any(size not in (1, of_x) for size, of_x in sizes):
-        raise ValueError(
-            f"mean and std must broadcast against x, of shape {tuple(x.shape)}, "
-            f"but one of shape {tuple(noise.shape)} was given."
-        )
     if axis is not None and _only_axis(noise, x) == axis:
         return noise.reshape(-1).contiguous(), "channel"
     return torch.empty_like(x, dtype=noise.dtype).copy_(noise.expand_as(x)), "element"

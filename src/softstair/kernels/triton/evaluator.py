@@ -16,6 +16,7 @@ import triton.language as tl
 
 from softstair.kernels.triton import line
 from softstair.kernels.triton.distributions import (
+    IS_CUDA,
     LOG2_E,
     RATE,
     SQRT3,
@@ -32,7 +33,7 @@ from softstair.kernels.triton.distributions import (
     uniform,
     units_per_std,
 )
-from softstair.kernels.triton.general import EDGE, FEW, is_dirac
+from softstair.kernels.triton.general import EDGE, FEW, is_dirac, nan_bits
 
 
 @triton.jit
@@ -44,24 +45,24 @@ def value(
     """The forward pass on a block of x in float32; ``word`` is random bits, for random alone."""
     mean, std, _, stair, _ = prepared
     if FORWARD == "hard":
-        result = _keep_nan(x, _hard(x, stair, 0.0, COUNT), SELECT)
+        result = _keep_nan(x, _hard(x, stair, 0.0, COUNT), 0.0, SELECT)
     elif FORWARD == "random":
         result = _random(x, prepared, word, COUNT, FAMILY, HALF, FAST, SELECT)
     elif FORWARD == "mode" and FAST:
-        result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT), SELECT)
+        result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT), mean, SELECT)
     elif FORWARD == "mode":
-        result = _keep_nan(x, _mode(x - mean, prepared, COUNT), SELECT)
+        result = _keep_nan(x, _mode(x - mean, prepared, COUNT), mean, SELECT)
     else:
         tl.static_assert(FORWARD == "expectation")
         # One branch for the whole block: soft noise does not pay for the look-up.
         if not FAST and is_dirac(std):
-            result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT), SELECT)
+            result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT), mean, SELECT)
         elif COUNT <= FEW:
             result = _expectation(x, prepared, COUNT, FAMILY, HALF)
         else:
             result = line.expectation(x, stair, mean, std, COUNT, FAMILY, HALF, FAST)
         if FAMILY == "uniform":
-            result += nan_else(x, 0.0)
+            result += nan_else(x, mean - mean)
     return result
 
 
@@ -119,8 +120,9 @@ def _depth(x, mean, std, threshold):
 def support(x, prepared, COUNT: tl.constexpr, FAST: tl.constexpr):
     """Which thresholds have x in the support of their uniform noise, as in :mod:`general`."""
     mean, std, _, stair, _ = prepared
+    kept = nan_else(x, mean - mean)
     if COUNT <= FEW:
-        total = tl.zeros_like(x) + line.INTEGER
+        total = kept + line.INTEGER
         for k in tl.static_range(COUNT):
             depth = _depth(x, mean, std, stair[0][k])
             # 1 or 0 without a comparison: a GPU has a higher rate of products.
@@ -128,13 +130,14 @@ def support(x, prepared, COUNT: tl.constexpr, FAST: tl.constexpr):
         bits = total.to(tl.int32, bitcast=True)
     else:
         bits = line.support(x, stair, mean, std, COUNT, FAST)
-    return bits
+    # One instruction on CUDA, where all bits of NaN are 1.
+    return bits if IS_CUDA and COUNT != FEW else tl.where(kept != kept, nan_bits(COUNT), bits)
 
 
 @triton.jit
-def _keep_nan(x, result, SELECT: tl.constexpr):
-    """NaN where x is NaN, elsewhere the result."""
-    return tl.where(x != x, x, result) if SELECT else nan_else(x, 0.0) + result
+def _keep_nan(x, result, mean, SELECT: tl.constexpr):
+    """NaN where x is NaN, elsewhere the result; with SELECT, for a mean that is a number."""
+    return tl.where(x != x, x, result) if SELECT else nan_else(x, mean - mean) + result
 
 
 @triton.jit
@@ -183,7 +186,7 @@ def _random(
         result = line.random(x, stair, mean, std, word, COUNT, FAMILY)
     elif HALF:
         moved = x - draw_half(word, std, FAMILY)
-        result = _keep_nan(x, _hard(moved, stair, mean, COUNT), SELECT)
+        result = _keep_nan(x, _hard(moved, stair, mean, COUNT), mean, SELECT)
     else:
         if FAMILY == "uniform":
             width = std * (2 * SQRT3)
@@ -191,7 +194,7 @@ def _random(
             moved = (x - (mean - (1.5 - 0.5 / 8388608) * width)) - width * significand(word)
         else:
             moved = (x - mean) - std * ppf(uniform(word), FAMILY)
-        result = _keep_nan(x, _hard(moved, stair, 0.0, COUNT), SELECT)
+        result = _keep_nan(x, _hard(moved, stair, 0.0, COUNT), mean, SELECT)
     return result
 
 

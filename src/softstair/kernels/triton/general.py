@@ -47,22 +47,24 @@ def value(
 ):  # fmt: skip
     """The forward pass; ``u`` holds uniform numbers strictly inside (0, 1), for random alone."""
     levels = table + row + COUNT
+    if FORWARD != "hard":
+        x -= mean
     if FORWARD == "hard":
         result = tl.load(levels + _index(x, table, row, COUNT, KIND))
     elif FORWARD == "random":
-        moved = x - mean - tl.where(is_dirac(std), 0.0, std) * ppf(u, FAMILY)
+        moved = x - tl.where(is_dirac(std), 0.0, std) * ppf(u, FAMILY)
         result = tl.load(levels + _index(moved, table, row, COUNT, KIND))
     elif FORWARD == "mode":
-        result = tl.load(levels + _mode(x - mean, table, row, std, COUNT, FAMILY, KIND))
+        result = tl.load(levels + _mode(x, table, row, std, COUNT, FAMILY, KIND))
     else:
         tl.static_assert(FORWARD == "expectation")
-        result = _expectation(x - mean, table, row, std, COUNT, FAMILY, KIND)
+        result = _expectation(x, table, row, std, COUNT, FAMILY, KIND)
         if len(std.shape) == 0:
             # One branch for the whole block: soft noise does not pay for the look-up.
             if is_dirac(std):
-                result = tl.load(levels + _index(x - mean, table, row, COUNT, KIND))
+                result = tl.load(levels + _index(x, table, row, COUNT, KIND))
         else:
-            hard = tl.load(levels + _index(x - mean, table, row, COUNT, KIND))
+            hard = tl.load(levels + _index(x, table, row, COUNT, KIND))
             result = tl.where(is_dirac(std), hard, result)
     return tl.where(x != x, x, result)
 
@@ -77,17 +79,20 @@ def slope(x, table, row, mean, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, K
         scale = inverse(std)
         total = _sum(x - mean, tl.zeros_like(x), table, row, std, scale, COUNT, FAMILY, KIND, True)
         total = tl.where(is_dirac(std), 0.0, total * scale)
-    return tl.where(x != x, x, total)
+    centred = x - mean
+    return tl.where(centred != centred, centred, total)
 
 
 @triton.jit
 def support(x, table, row, mean, std, COUNT: tl.constexpr, KIND: tl.constexpr):
     """Which thresholds have x in the support of their uniform noise: all that the slope needs.
 
-    One bit per threshold, up to eight; on a line, the number of thresholds. 0 for NaN.
+    One bit per threshold, up to eight; on a line, the number of thresholds. For NaN, the byte that
+    :func:`nan_bits` gives.
     """
+    centred = x - mean
     if KIND == "line":
-        nearest, distance, spacing = _nearest(x - mean, table, row, COUNT)
+        nearest, distance, spacing = _nearest(centred, table, row, COUNT)
         rho, eta = distance * (1.0 / spacing), std * SQRT3 / spacing
         low = tl.floor(rho + eta * (EDGE - 1.0))
         high = tl.floor(rho + eta * (EDGE + 1.0))
@@ -96,25 +101,37 @@ def support(x, table, row, mean, std, COUNT: tl.constexpr, KIND: tl.constexpr):
         bits = (high - low).to(tl.int32)
     else:
         tl.static_assert(COUNT <= FEW)
-        centred, scale = x - mean, inverse(std)
+        scale = inverse(std)
         bits = (x != x).to(tl.int32) * 0
         for k in tl.static_range(COUNT):
             z = (centred - tl.load(table + row + k)) * scale + EDGE * SQRT3
             bits += ((z >= -SQRT3) & (z < SQRT3)).to(tl.int32) << k
-    return bits
+    return tl.where(centred != centred, nan_bits(COUNT), bits)
+
+
+@triton.jit
+def nan_bits(COUNT: tl.constexpr):
+    """The result of :func:`support` for NaN. Of eight thresholds, the first and the last never
+    have x in their supports without the others."""
+    return 129 if COUNT == 8 else 255
 
 
 @triton.jit
 def slope_of(bits, table, row, std, COUNT: tl.constexpr, KIND: tl.constexpr):
     """The slope under uniform noise from the result of :func:`support`."""
     scale = inverse(std) * UNIFORM_DENSITY
+    is_nan = bits == nan_bits(COUNT)
     if KIND == "line":
+        if COUNT == 255:  # under wide noise the byte says that x is in all supports
+            spacing = tl.load(table + row + 3 * COUNT + 1)
+            is_wide = (std * SQRT3 >= 126.5 * spacing) & (std <= 1e30)
+            is_nan = tl.where(is_wide, False, is_nan)
         total = bits.to(scale.dtype) * tl.load(table + row + 2 * COUNT + 1)
     else:
         total = tl.zeros_like(bits).to(scale.dtype)
         for k in tl.static_range(COUNT):
             total += tl.where((bits >> k) & 1 != 0, tl.load(table + row + 2 * COUNT + 1 + k), 0.0)
-    return total * scale
+    return tl.where(is_nan, float("nan"), total * scale)
 
 
 @triton.jit

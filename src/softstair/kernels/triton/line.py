@@ -54,14 +54,16 @@ def random(x, stair, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr)
     along = tl.minimum(tl.maximum(along, 0.0), 1.0)
     # Half a level is added last, where it is fused with the product, and restores NaN.
     integer = tl.ceil(lowest)
-    rest = nan_else(x, (lowest - integer) * rise)
+    rest = nan_else(x, (lowest - integer) * rise + (mean - mean))
     return ((along * COUNT + INTEGER) - (INTEGER - integer)) * rise + rest
 
 
 @triton.jit
 def support(x, stair, mean, std, COUNT: tl.constexpr, FAST: tl.constexpr):
-    """How many thresholds have x in the support of their uniform noise."""
+    """How many thresholds have x in the support of their uniform noise; 255 in the last byte for
+    NaN, whose bits are all 1 on CUDA."""
     _, _, _, low, high = _uniform_window(x, stair, mean, std, COUNT, FAST)
+    high += nan_else(x, mean - mean)
     return high.to(tl.int32, bitcast=True) - low.to(tl.int32, bitcast=True)
 
 
