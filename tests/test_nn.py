@@ -311,3 +311,18 @@ def test_levels_beyond_the_ends_are_in_the_gradient_alone(name, forward, learned
 def test_levels_beyond_two_levels_are_an_error():
     with pytest.raises(ValueError, match="extra_levels must be 0 for a stair of two levels"):
         ss.nn.StairActivation(ss.Stair.sign(), extra_levels=1)
+
+
+@pytest.mark.parametrize("stair", [TERNARY, INT4, ss.Stair((-3, 0, 1), (-1, 0.5))], ids=str)
+@pytest.mark.parametrize("training", [False, True])
+def test_nan_among_quantised_weights_stays_nan(stair, training):
+    """A diverged network looks like one. Infinity is at an end level."""
+    weight_stair = ss.nn.StairWeight(stair)
+    layer = ss.nn.StairLinear(5, 3, bias=False, weight_stair=weight_stair).train(training)
+    layer.weight.data[0, 2], layer.weight.data[1, 1] = math.nan, math.inf
+    y = layer(torch.ones(2, 5))
+    assert y[:, 0].isnan().all()
+    assert y[:, 1:].isfinite().all()
+    integers = weight_stair.integers(layer.weight)
+    assert torch.equal(integers.isnan(), layer.weight.isnan())
+    assert integers[1, 1] == stair.integers[-1]

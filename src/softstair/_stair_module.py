@@ -337,14 +337,17 @@ class StairWeight(StairModule):
         self.register_buffer("shifted", torch.tensor(False))
 
     def integers(self, weight: Tensor) -> Tensor | None:
-        """Return the weights in quanta, as integers in weight's dtype; None if they are not."""
-        levels = self.stair.integers
+        """Return the weights in quanta, as integers in weight's dtype (NaN stays NaN); None if they
+        are not."""
+        levels, weight = self.stair.integers, weight.detach()
         if levels is None:
             return None
         index = kernels.index(weight, self.stair)
         if all(b - a == levels[1] - levels[0] for a, b in pairwise(levels)):
-            return (index * (levels[1] - levels[0]) + levels[0]).to(weight.dtype)
-        return torch.tensor(levels, device=weight.device)[index].to(weight.dtype)
+            integers = index * (levels[1] - levels[0]) + levels[0]
+        else:
+            integers = torch.tensor(levels, device=weight.device)[index]
+        return torch.where(weight.isnan(), weight, integers.to(weight.dtype))
 
     def scale(self, weight: Tensor, behind: int) -> float | Tensor:
         """Return the quantum, or one per output channel with ``behind`` dimensions after it."""

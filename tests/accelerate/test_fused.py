@@ -258,6 +258,13 @@ def test_integers_are_summed_exactly(
     assert int(zeros[2 * outputs :].count_nonzero()) == 0
     sums = kernels.convolve_int8(x.float(), w.float(), padding, stride)
     assert torch.equal(sums.double(), expected)
+    features, weight = x.float(), w.float()
+    features[0, 1, 0, 0] = weight[1, 0, 0, 0] = torch.nan  # int8 has none
+    sums = kernels.convolve_int8(features, weight, padding, stride)
+    assert sums[0].isnan().all()
+    assert sums[:, 1].isnan().all()
+    kept = [0, *range(2, outputs)]
+    assert torch.equal(sums[1:, kept].double(), expected[1:, kept])
 
 
 @pytest.mark.nightly(keep=2)

@@ -184,16 +184,18 @@ def can_convolve_int8(
 def convolve_int8(features: Tensor, weight: Tensor, padding: int, stride: int = 1) -> Tensor:
     """Return the convolution, in float32, of integers from −128 to 127 that are held as floats.
 
-    Every sum must be below 2²⁴: the result has the bits that float32 gives.
+    Every sum must be below 2²⁴: the result has the bits that float32 gives. With a NaN, all sums of
+    its image or its output are NaN.
     """
     from softstair.kernels.triton import convolution
 
     x, w = (
-        tensor.to(torch.int8).contiguous(memory_format=torch.channels_last)
-        for tensor in (features, weight)
+        tensor.to(torch.int8, memory_format=torch.channels_last) for tensor in (features, weight)
     )
     with torch.cuda.device(features.device) if features.is_cuda else nullcontext():
-        return convolution.convolve_int8(x, w, padding, torch.int32, stride).float()
+        sums = convolution.convolve_int8(x, w, padding, torch.int32, stride)
+    kept = 1 + 0 * features.sum((1, 2, 3))[:, None] + 0 * weight.sum((1, 2, 3))
+    return sums * kept[:, :, None, None]  # in the pass that makes floats of the integers
 
 
 def _bind(x: Tensor, soft: SoftStair, strategy: str) -> tuple[str, BoundStair]:
