@@ -295,3 +295,16 @@ def test_a_batch_that_does_not_fit_leaves_the_network_as_it_was() -> None:
         if isinstance(value, Tensor):
             assert torch.equal(value, after[name]), name
     assert [layer.weight_stair.fit for layer in layers] == fits
+
+
+@pytest.mark.parametrize("function", [ss.calibrate, ss.refresh_statistics])
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: {"input": x}, lambda x: {"image": x}])
+def test_a_batch_with_nan_is_refused_and_changes_nothing(function, form) -> None:
+    net, (first, second, *_) = normed()
+    before = copy.deepcopy(net.state_dict())
+    second[3, 1] = torch.nan
+    with pytest.raises(SoftstairError, match=r"loader .* NaN") as caught:
+        function(net, [form(first), form(second)])
+    assert caught.value.field == "loader"
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name

@@ -359,7 +359,7 @@ def average_statistics(
     net: nn.Module, norms: Sequence[nn.modules.batchnorm._BatchNorm], inputs: Iterable[Arguments]
 ) -> None:
     """Set running statistics to the means over batches; all other modules are in ``eval()``."""
-    before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
+    before = [(norm.momentum, [buffer.clone() for buffer in norm.buffers()]) for norm in norms]
     is_empty = True
     try:
         with training_mode(net, training=False):
@@ -370,8 +370,12 @@ def average_statistics(
                     norm.momentum = None  # all batches have the same weight
                 is_empty = False
                 _forward(net, arguments, keywords)
+    except BaseException:  # a batch that is refused leaves the network as it was
+        for norm, (_, buffers) in zip(norms, before, strict=True):
+            torch._foreach_copy_(list(norm.buffers()), buffers)
+        raise
     finally:
-        for norm, (momentum, tracked) in zip(norms, before, strict=True):
+        for norm, (momentum, (*_, tracked)) in zip(norms, before, strict=True):
             norm.momentum = momentum
             if momentum is None:  # the count is then the weight of the next batch
                 norm.get_buffer("num_batches_tracked").copy_(tracked)
@@ -396,14 +400,17 @@ def _forward(net: nn.Module, arguments: tuple[Tensor, ...], keywords: Mapping[st
 
 
 def batch_arguments(net: nn.Module, batch: Any, device: torch.device) -> Arguments:
-    """Return the arguments of a forward pass for a batch."""
+    """Return the arguments of a forward pass for a batch; raise SoftstairError if one has NaN."""
+    keywords: dict[str, Tensor] = {}
     if isinstance(batch, Mapping):
         names = inspect.signature(net.forward).parameters
         tensors = {name: x.to(device) for name, x in batch.items() if isinstance(x, Tensor)}
-        if keywords := {name: x for name, x in tensors.items() if name in names}:
-            return (), keywords
+        keywords = {name: x for name, x in tensors.items() if name in names}
         batch = list(tensors.values())
     first = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if not isinstance(first, Tensor):
         raise _check.wrong("loader", first, "batches of tensors, tuples or mappings of them")
-    return (first.to(device),), {}
+    inputs = () if keywords else (first.to(device),)
+    if any(bool(x.isnan().any()) for x in (*inputs, *keywords.values())):
+        raise _check.invalid("loader", "must give numbers, but a batch has NaN")
+    return inputs, keywords
