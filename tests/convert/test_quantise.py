@@ -511,3 +511,36 @@ def test_noise_is_on_the_device_of_the_network():
     """Also on the meta device."""
     net = ss.quantise(networks.mlp(6, 8, 3).to("meta"), TERNARY, TERNARY)
     assert {buffer.device.type for buffer in net.buffers()} == {"meta"}
+
+
+class Functions(nn.Module):
+    """One activation that is called twice, so that the forward pass is rewritten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.act = nn.Linear(6, 8), nn.Linear(8, 8), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.second(self.act(self.first(x))))
+
+
+def test_hooks_on_activations_and_on_the_network_are_kept():
+    """In training and in evaluation; once for each call, and apart from the float model's."""
+    for model, name, count in ((networks.mlp(6, 8, 3), "1", 1), (Functions(), "act", 2)):
+        calls = []
+        module = model.get_submodule(name)
+        module.register_forward_hook(lambda *_, calls=calls: calls.append("after"))
+        handle = module.register_forward_pre_hook(lambda *_, calls=calls: calls.append("before"))
+        hook = lambda module, args, kwargs, y, calls=calls: calls.append("network")
+        model.register_forward_hook(hook, with_kwargs=True)
+        net = ss.quantise(model, TERNARY, TERNARY)
+        handle.remove()
+        for training in (True, False):
+            calls.clear()
+            net.train(training)(torch.randn(4, 6))
+            assert calls == ["before", "after"] * count + ["network"]
+        ss.calibrate(net, [torch.randn(8, 6)])
+        assert not net.get_submodule(name)._forward_hooks.keys() - module._forward_hooks.keys()
+        calls.clear()
+        model(torch.randn(4, 6))
+        assert calls == ["after"] * count + ["network"]

@@ -218,6 +218,9 @@ def quantise(
                 is_estimator = not keywords.get("scheduled", True)
                 count = int(is_deep and len(keywords["stair"]) == 3 and not is_estimator)
             site.replacement = _activation(site, keywords, count, is_named).to(device)
+            if site.module is not None and not site.is_added:
+                own = vars(site.module).items()
+                vars(site.replacement).update({k: copy.copy(v) for k, v in own if "_hook" in k})
     rows = _rows(net, sites)
     replacements = {s.module: s.replacement for s in settings if s.module and not s.is_call}
     called = {site.module for site in sites}
@@ -440,7 +443,10 @@ def _layer(
 
 def _function_of(site: Site, traced: fx.Graph | None, net: nn.Module) -> Any:
     """Return the module of an activation that is kept."""
-    function: Any = site.module
+    function: Any = copy.copy(site.module)
+    if function is not None:  # its hooks are those of the stair
+        hooks = {k: v for k, v in vars(function).items() if "_hook" in k and isinstance(v, dict)}
+        vars(function).update({name: type(each)() for name, each in hooks.items()})
     if site.operator.name == "silu":
         function = nn.SiLU()  # of x * sigmoid(x) too
     elif function is None:
