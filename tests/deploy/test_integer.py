@@ -299,3 +299,15 @@ def test_float_network_is_named_as_such() -> None:
     other = nn.Sequential(*list(net)[:2], nn.Identity(), net[2], net[3])
     with pytest.raises(ValueError, match=r"net must be the network .*'2' is not an activation"):
         verify(other, integer, x)
+
+
+def test_levels_far_apart_are_refused_at_once() -> None:
+    """A table of every integer between them took all of the memory."""
+    far = ss.Stair((0.0, 1000.0, 1000.00001), (500.0, 1000.000005), quantum=0.00001)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    net = ss.quantise(model, TERNARY, far, skip="3").eval()
+    with pytest.raises(ExportError, match=r"cannot export '2': .*65,536"):
+        integerise(net, (1, 2, 2))
+    assert "65,536" in ss.report(net, (1, 2, 2)).conclusion
+    for stair in (ss.Stair.linear(16), ss.Stair((0, 2**16 - 1), (1,))):
+        integerise(ss.quantise(model, TERNARY, stair, skip="3").eval(), (1, 2, 2))

@@ -36,6 +36,7 @@ ADVICE = {
     "pad": "Use nn.ZeroPad2d instead",
 }
 """What to do about functions that are not exported."""
+MAX_VALUES = 2**16  # from the lowest to the highest level of a stair
 MAX_SHORTCUT_VALUES = 256  # each has thresholds of its own
 
 
@@ -146,6 +147,9 @@ class NodeBuilder:
         levels, quantum = stair.integers, stair.quantum
         assert levels is not None
         assert isinstance(quantum, float)
+        if levels[-1] - levels[0] >= MAX_VALUES:
+            reason = f"its levels are from {levels[0]:,} to {levels[-1]:,} quanta"
+            raise ExportError.of(name, reason, f"At most {MAX_VALUES:,} integers are allowed")
         floats = dict(zip(levels, stair.rounded(torch.float32).levels, strict=True))
         # Integers between two levels do not occur.
         values = tuple((floats.get(n, math.nan),) * 2 for n in range(levels[0], levels[-1] + 1))
