@@ -225,9 +225,6 @@ def test_network_without_exact_c_raises_and_names_the_layer(tmp_path: Path) -> N
     cut = IntegerNetwork(tuple(builder.nodes.values())[:-1], builder.network().sizes)
     with pytest.raises(ExportError, match="'flat': the network must end in scores"):
         write(cut, tmp_path)
-    builder.change("last", unit=float("nan"))
-    with pytest.raises(ExportError, match="'last': its weights are not finite"):
-        write(builder.network(), tmp_path)
     large = RandomBuilder(0, (1, 1, 2), zero=0)
     large.flatten("flat")
     large.sum("huge", 2, "int12")

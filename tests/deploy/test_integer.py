@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
@@ -299,6 +300,85 @@ def test_float_network_is_named_as_such() -> None:
     other = nn.Sequential(*list(net)[:2], nn.Identity(), net[2], net[3])
     with pytest.raises(ValueError, match=r"net must be the network .*'2' is not an activation"):
         verify(other, integer, x)
+
+
+def diverged(name: str, value: float) -> nn.Module:
+    net = linear_network(4)
+    tensor = dict([*net.named_parameters(), *net.named_buffers()])[name]
+    tensor.data.view(-1)[0] = value
+    return net
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "name", ["1.weight", "2.weight", "2.bias", "2.running_mean", "2.running_var", "4.weight",
+             "4.bias"],
+)  # fmt: skip
+def test_a_diverged_network_is_refused_by_name(name: str, value: float) -> None:
+    layer, _, part = name.partition(".")
+    net = diverged(name, value)
+    for call in (integerise, quantise_last_layer):
+        with pytest.raises(ExportError, match=f"cannot export '{layer}': its {part} has NaN"):
+            call(net, (1, 2, 2))
+    summary = ss.report(net, (1, 2, 2))
+    assert summary.exports_exactly is False
+    assert part in summary.conclusion
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("1", "1"), ("3", "3"), ("4", "4"), ("", "the network")]
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_forward_hooks_are_refused_by_name(name: str, shown: str, before: bool) -> None:
+    """They may change the result of evaluation, and no integer network runs them."""
+    net = linear_network(4)
+    module = net.get_submodule(name)
+    handle = (
+        module.register_forward_pre_hook(lambda *_: None)
+        if before
+        else module.register_forward_hook(lambda module, x, y: -y)
+    )
+    with pytest.raises(ExportError, match=f"cannot export '{shown}': it has a forward hook"):
+        integerise(net, (1, 2, 2))
+    assert "forward hook" in ss.report(net, (1, 2, 2)).conclusion
+    handle.remove()
+    integerise(net, (1, 2, 2))
+
+
+def test_hooks_of_an_annealer_are_not_refused() -> None:
+    net = linear_network(4).train()
+    schedule = ss.Schedule(layers=1, period=2)
+    annealer = ss.Annealer(net, schedule)
+    for _ in range(3):
+        annealer.step()
+    assert net._forward_hooks
+    assert any(module._forward_pre_hooks for module in net.modules())
+    integerise(net.eval(), (1, 2, 2))
+
+
+class Dropping(nn.Module):
+    """A dropout after the last layer: as a function, by the mode or always."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU())
+        self.last, self.always = nn.Linear(3, 2), always
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.last(self.body(x)), 0.5, self.always or self.training)
+
+
+@pytest.mark.parametrize("skip", ["last", ()])
+def test_a_dropout_that_is_always_on_is_refused(skip: Any) -> None:
+    x = torch.randint(256, (9, 1, 2, 2), dtype=torch.uint8)
+    for always in (False, True):
+        net = ss.quantise(Dropping(always), TERNARY, TERNARY, skip=skip).eval()
+        if always:
+            with pytest.raises(ExportError, match="'dropout'"):
+                integerise(net, (1, 2, 2))
+        else:
+            integer = integerise(net, (1, 2, 2))
+            assert verify(net, integer, x)["integer network"].mismatches == 0
 
 
 def test_levels_far_apart_are_refused_at_once() -> None:

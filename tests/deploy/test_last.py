@@ -157,7 +157,7 @@ RAISING: dict[str, Any] = {
     "'5': its ParametrizedLinear is not a Linear": lambda: pooled(
         TERNARY, 64, nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
     ),
-    "'5': its Linear is not a Linear layer with finite weights": not_finite,
+    "'5': its weight has NaN": not_finite,
 }
 
 

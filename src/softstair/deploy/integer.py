@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from softstair import _check
 from softstair._errors import first_line
+from softstair.anneal import Truncation
 from softstair.convert.conversion import copy_of
 from softstair.convert.graph import Graph, trace, why_untraceable
 from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
@@ -91,7 +92,27 @@ def prepare(
         if hasattr(net, "module") or hasattr(net, "_orig_mod"):
             problem += "; pass the network inside DDP or torch.compile"
         raise ExportError(f"{problem}.", field="net") from None
+    _check_hooks(net, traced)
     return net, NodeBuilder(tuple(shape), zero, float(scale), dtype), traced, graph
+
+
+def _check_hooks(net: nn.Module, traced: fx.Graph) -> None:
+    """Raise ExportError for a hook that the graph leaves out; an annealer's change no result."""
+    called = [str(node.target) for node in traced.nodes if node.op == "call_module"]
+    for name in ("", *called):
+        module = net.get_submodule(name)
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            if getattr(hook, "__module__", "") != Truncation.__module__:
+                reason = "it has a forward hook, which would be left out"
+                raise ExportError.of(name or "the network", reason, "Remove the hook first")
+
+
+def _check_finite(name: str, module: nn.Module) -> None:
+    """Raise ExportError for a parameter or a buffer that has NaN or infinity."""
+    for key, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not bool(tensor.isfinite().all()):
+            reason = f"its {key} has NaN or infinity, so training diverged"
+            raise ExportError.of(name, reason, "Train again with a lower learning rate")
 
 
 def _bad_input(name: str, value: object, allowed: str) -> ExportError:
@@ -156,7 +177,8 @@ class GraphConversion:
         calls: list[fx.Node] = []
         while isinstance(node, fx.Node) and len(node.users) == 1:
             operator = self.operators[node]
-            if not (operator.keeps_order or operator.passes or operator.name in RESHAPES):
+            passes = operator.passes and _is_off_in_evaluation(node)
+            if not (operator.keeps_order or passes or operator.name in RESHAPES):
                 break
             calls.insert(0, node)
             node = node.all_input_nodes[0]
@@ -311,6 +333,8 @@ class GraphConversion:
     ) -> Value | Reshaped | str | None:
         """Return the value of an operation on features, or None if it has no integer form."""
         build = self.builder
+        if module is not None:
+            _check_finite(name, module)
         if isinstance(module, StairActivation):
             return build.stair(name, module, x)
         if isinstance(module, StairLayer):
@@ -328,8 +352,7 @@ class GraphConversion:
                 return build.average(name, module, operator.axes, _integers(name, x))
             case "ZeroPad":
                 return build.pad(name, module.padding, _integers(name, x))
-        is_kept = module is not None or node.kwargs.get("training") is False
-        return x if operator.passes and is_kept else None
+        return x if operator.passes and _is_off_in_evaluation(node) else None
 
     def _mean(self, name: str, node: fx.Node, x: IntegerFeatures) -> Value | Reshaped:
         args, kwargs = self._arguments(node)
@@ -372,6 +395,11 @@ def _integers(name: str, x: Value) -> IntegerFeatures:
         advice = "Add an activation before it, or quantise the model with `sums`"
         raise ExportError.of(name, f"its input, {x.source!r}, is not quantised", advice)
     return x
+
+
+def _is_off_in_evaluation(node: fx.Node) -> bool:
+    """Return whether an operation that passes its input on, such as a dropout, does so here."""
+    return node.op == "call_module" or node.kwargs.get("training") is False
 
 
 def node_name(node: fx.Node) -> str:

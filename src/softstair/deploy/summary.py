@@ -221,6 +221,8 @@ def _extreme(net: nn.Module) -> nn.Module:
     for stair in stairs:
         stair.synchronise()
     for module in net.modules():
+        if not all(bool(x.isfinite().all()) for x in module.parameters(recurse=False)):
+            continue  # diverged, and refused for that
         if isinstance(module, StairLayer):
             values, weight = module.weight_stair.stair, module.weight.data
             weight.fill_(FAR if values.levels[-1] >= -values.levels[0] else -FAR)

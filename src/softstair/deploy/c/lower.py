@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from softstair.deploy import nodes
 from softstair.deploy.affine import Integers, affine_steps, small_wide_steps, sum_bounds
@@ -170,7 +169,6 @@ class _Lowering:
     def _scores(self, number: int, node: nodes.Scores) -> Operation:
         """A last layer in float."""
         home, x = self._home(node.inputs[0]), self.layout.features[node.inputs[0]]
-        _check_finite(node.name, node.weight, node.bias, torch.tensor(node.unit))
         name, shape = f"layer_{number}", (len(node.weight), x.channels, x.positions)
         weight = node.weight.float().reshape(shape).permute(2, 1, 0).contiguous()
         constants = [Constant(f"{name}_weights", weight.numpy(), "weights")]
@@ -193,7 +191,6 @@ class _Lowering:
     def _rescaled(self, number: int, node: nodes.Rescaled) -> Operation:
         """The scores of a last layer with integer weights."""
         home = self._home(node.inputs[0])
-        _check_finite(node.name, node.scale, node.bias)
         if self.layout.features[node.inputs[0]].positions != 1:
             raise ExportError.of(node.name, "C has no scores for each position")
         name = f"layer_{number}"
@@ -208,12 +205,6 @@ class _Lowering:
 def _clear(number: int, output: Features) -> tuple[str, ...]:
     """Return the call that clears bit planes before bits are set."""
     return (f"ss_clear(&layer_{number});",) if output.planes else ()
-
-
-def _check_finite(name: str, *values: torch.Tensor | None) -> None:
-    for value in values:
-        if value is not None and not bool(torch.isfinite(value).all()):
-            raise ExportError.of(name, "its weights are not finite", "Train it again")
 
 
 def _sink(
