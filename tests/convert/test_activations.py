@@ -172,3 +172,12 @@ def test_a_kept_activation_is_named_by_fused_training(bits: str, reason: str) ->
     layers = nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh()
     net = ss.quantise(nn.Sequential(*layers, *layers, nn.Linear(16, 2)), bits)
     assert (reason in fuse.not_fused(net)) is (bits == "int8")
+
+
+def test_a_hook_on_a_kept_activation_runs_once_with_the_features() -> None:
+    model, seen = model_of(nn.Tanh()), []
+    model[2].register_forward_hook(lambda *arguments: seen.append(arguments[2]))
+    net, x = ss.quantise(model, "int8").eval(), torch.randn(16, 8)
+    net(x)
+    assert len(seen) == 1
+    assert torch.equal(seen[0], net[:3](x))
