@@ -164,7 +164,9 @@ def test_the_report_gives_the_reason_of_each_call_behind_one_that_is_not_exporte
     with pytest.raises(ExportError, match="GRU is not supported"):
         integerise(net, (2, 6, 6))
     with pytest.raises(ExportError, match=r"'0': it is in float, .* Quantise it"):
-        integerise(image(nn.Sigmoid()), (2, 6, 6))
+        model = image(nn.Sigmoid())
+        model(torch.zeros(1, 2, 6, 6))  # a lazy layer
+        integerise(model, (2, 6, 6))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

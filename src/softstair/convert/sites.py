@@ -210,10 +210,10 @@ def find_sites(
     calls: Counter[str] = Counter()
     consumers = graph.consumers()
     for number, step in enumerate(graph.steps):
-        if step.inputs and not consumers[number] and number not in graph.outputs:
-            continue  # the sigmoid of x * sigmoid(x)
         if step.module is None:
             operator = operator_named(step.function)
+            if operator.is_gate and not consumers[number]:
+                continue  # the sigmoid of x * sigmoid(x)
             name = call_names[number] if call_names else f"{step.function} (function)"
             if operator.effect is not Effect.ACTIVATION:  # no module takes its place
                 name = name.rpartition("stair_")[2]
@@ -221,6 +221,8 @@ def find_sites(
             continue
         module = net.get_submodule(step.module)
         new = Site(number, step.module, operator_of(module), module)
+        if new.operator.is_gate and not consumers[number]:
+            continue
         calls[step.module] += 1
         if new.is_activation and graph.complete and calls[step.module] > 1:
             name = f"{step.module}.{calls[step.module]}"
