@@ -13,7 +13,6 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(file=screen, force_terminal=True, width=130, color_system=None)
     place = {"epochs": 4, "total": 40, "noise": {"shares": [0, 1], "annealed": 1, "static": False}}
     begin = {"kind": "begin", "epoch": 0, "done": 0, "advice": ["raise `std0`"], **place}
-    begin["mps"] = True
     with Progress("train", console=console) as progress:
         for label in ("fold 0", "fold 1"):
             progress.show(label, {"kind": "start"})
@@ -36,7 +35,6 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fold 1" not in last
     printed = capsys.readouterr().err + shown
     assert printed.count("warning: raise --std0.") == 1
-    assert printed.count("softstair train: runs share the GPU through MPS.") == 1
     assert printed.count("warning: 90% of x lie at one level in epoch 1 of fold 0.") == 1
     assert printed.count("lie at one level") == 1
     assert "softstair train: fold 0 is done, validation 50.00%" in printed

@@ -24,7 +24,7 @@ class WorkerHere(Worker):
 
     process: Any = SimpleNamespace(terminate=lambda: None)
 
-    def __init__(self, events: Any, device: str, threads: int, environment: Any) -> None:
+    def __init__(self, events: Any, device: str, threads: int) -> None:
         self.task, self.is_free, self.events = None, True, events
 
     def give(self, task: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ class WorkerHere(Worker):
 class ForkedWorker(Worker):
     """Trains in a fork of this process, which can be stopped."""
 
-    def __init__(self, events: Any, device: str, threads: int, environment: Any) -> None:
+    def __init__(self, events: Any, device: str, threads: int) -> None:
         self.task, self.is_free = None, True
         inputs, outputs = os.pipe(), os.pipe()
         child = multiprocessing.get_context("fork").Process(

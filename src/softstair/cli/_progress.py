@@ -146,8 +146,6 @@ class Progress:
         self._add(label, title, total=event["total"], completed=event["done"])
         if self._resuming and not event["done"] and "part" not in event:
             self.note(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
-        if event.get("mps"):
-            self._note_once("mps", "runs share the GPU through MPS.")
         for advice in event["advice"]:
             self._note_once(advice, f"warning: {flags_in(advice)}.")
         if unused := ", ".join(map(spelling, event.get("unused", ()))):

@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 import torch
 
-from softstair.train import mps
 from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.progress import Event
 from softstair.train.recipe import Recipe
@@ -199,9 +198,7 @@ class Pool(ABC):
 class Worker:
     """The parent's end of a process that trains; an event of None says that the process ended."""
 
-    def __init__(
-        self, events: "Events", device: str, threads: int, environment: dict[str, str]
-    ) -> None:
+    def __init__(self, events: "Events", device: str, threads: int) -> None:
         self.task: Any = None  # what it trains now
         self.is_free = True  # to be given a run
         arguments = [json.dumps(sys.path), str(threads), device]
@@ -209,7 +206,6 @@ class Worker:
             [sys.executable, "-P", "-c", START, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **environment},
             # Ctrl-C reaches all processes of a session; here the parent passes it on, once.
             start_new_session=True,
         )
@@ -280,33 +276,17 @@ class ProcessPool(Pool):
         self._process_threads = process_threads(self._device, most, settings.get("threads"))
         self._events: Events = queue.SimpleQueue()
         self._workers: list[Worker] = []
-        self._gpu_processes = most if _is_gpu(self._device) else 0
-        self._environment: dict[str, str] = {}
-        self._stack = contextlib.ExitStack()
-
-    @property
-    def uses_mps(self) -> bool:
-        """Whether the pool has started MPS, so that kernels of its processes overlap."""
-        return bool(self._environment)
 
     def __enter__(self) -> "ProcessPool":
-        with contextlib.ExitStack() as stack:
-            self._environment = stack.enter_context(mps.started(self._gpu_processes))
-            stack.callback(self._end_workers)
-            # All at once: the others import their modules while the first trains alone.
-            for _ in range(self._count(None)):
-                self._workers.append(self._new_worker())
-            self._stack = stack.pop_all()
+        # All at once: the others import their modules while the first trains alone.
+        for _ in range(self._count(None)):
+            self._workers.append(self._new_worker())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _end_workers(self) -> None:
         self.stop()
         deadline = time.monotonic() + TIMEOUT
-        # Those that train end first: under MPS, killing a process can disturb the others.
-        for worker in sorted(self._workers, key=lambda worker: worker.task is None):
+        for worker in self._workers:
             worker.dismiss()
             # One that trains nothing has nothing to save, and torch takes a second to end.
             worker.end(0.0 if worker.task is None else max(0.0, deadline - time.monotonic()))
@@ -322,7 +302,7 @@ class ProcessPool(Pool):
         self.handle(task, {"kind": "start"})
 
     def _new_worker(self) -> Worker:
-        return Worker(self._events, self._device, self._process_threads, self._environment)
+        return Worker(self._events, self._device, self._process_threads)
 
     def stop(self) -> None:
         for worker in self._workers:
@@ -344,7 +324,7 @@ class ProcessPool(Pool):
         if kind in ("done", "stopped", "failed"):
             worker.task, worker.is_free = None, kind == "done"
         if event is not None and kind != "stopped":
-            self.handle(task, {**event, "mps": self.uses_mps} if kind == "begin" else event)
+            self.handle(task, event)
             return
         if not self.stopping:
             time.sleep(0.5)  # a scheduler signals every process of a job, perhaps this one last
