@@ -358,7 +358,7 @@ def _train(task: dict[str, Any], send: Any) -> None:
     forget_compiled(recipe)
     # Ray allows a process one thread for each of its CPUs; results must not depend on that.
     torch.set_num_threads(task["threads"])
-    if (out / "config.json").exists():
+    if (out / "lock").exists():
         lock = filelock.FileLock(refuse_link(out / "lock"), LOCK_TIMEOUT)
         with contextlib.suppress(filelock.Timeout), lock:
             pass

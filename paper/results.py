@@ -34,8 +34,9 @@ def find(folder: Path) -> list[Path]:
         return [folder]
     files = _unique(path for depth in DEPTHS for path in folder.glob(f"{depth}/config.json"))
     runs = [path.parent for path in files]
-    # Runs inside another are its start and its teacher.
-    return sorted((run for run in runs if run.parent not in runs), key=_order)
+    # Runs inside another are its start and its teacher; it may not have begun itself.
+    begins = lambda run: run.name in records.FLOAT_RUNS and (run.parent / "lock").exists()
+    return sorted((run for run in runs if run.parent not in runs and not begins(run)), key=_order)
 
 
 def readable(folder: Path) -> list[Training]:

@@ -228,23 +228,13 @@ def test_resume_takes_the_recipe_of_the_run(run: Run) -> None:
     assert "config.json" in run.rejected("train", "--resume", "--out", "x")
 
 
-def test_extend_trains_a_finished_run_longer(run: Run) -> None:
-    Path("mine.py").write_text(MODEL)
-    words = [*SHORT, "--rate-shape", "drop", "--period", "0.5", "--anneal-from", "0"]
-    own = ["--model", "mine:build"]
-    assert run("train", *words, *own, "--out", "x")[0] == 0
-    first = len(metrics("x"))
-    longer = ["train", "--extend", "--epochs", first + 1]
-    assert "--model" in run.rejected(*longer, "--out", "x")
-    code, out, _ = run(*longer, *own, "--out", "x")
-    assert (code, f"{first + 1} epochs" in out) == (0, True)
-    assert len(metrics("x")) == first + 1
-    assert "at least 3" in run.rejected("train", "--extend", "--epochs", 1, *own, "--out", "x")
-    assert "--extend needs --out" in run.rejected(*longer)
-    assert "--extend needs --out" in run.rejected(*longer, "--out", "y")
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
-def test_all_examples_with_a_start_and_a_teacher_that_are_trained_first(run: Run) -> None:
+def test_all_examples_with_a_start_and_a_teacher_that_are_trained_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("tested_digits.py").write_text(
         "from dataclasses import replace\n"
         "from softstair.data import load as named\n"
@@ -262,11 +252,16 @@ def test_all_examples_with_a_start_and_a_teacher_that_are_trained_first(run: Run
     assert json.loads(Path("r/start/summary.json").read_text())["epochs"] == 1
     assert "no test set" in run.rejected("train", *SHORT, "--fold", "all", "--out", "s")
     assert "exclude each other" in run.rejected("train", "--fold", "all", "--every-fold")
-    # Stopped before the start was finished: the run has its recipe, and the same command resumes.
-    Path("r/summary.json").unlink()
-    shutil.rmtree("r/checkpoint")
+    # Stopped before the start was finished: the same command resumes it.
     Path("r/start/summary.json").unlink()
-    assert run("train", "--resume", "--out", "r", *own)[0] == 0
+    shutil.copytree("r/start", "t/start")
+    assert "holds none" in run.rejected("train", "--resume", "--out", "t")
+    with monkeypatch.context() as patch:
+        patch.setattr("softstair.train.loop.run_epochs", stop)
+        code, _, err = run("train", *SHORT, *own, *flags, "--out", "t")
+    assert (code, "continue with" in err, "--resume --out t" in err) == (130, True, True)
+    assert run("train", *SHORT, *own, *flags, "--resume", "--out", "t")[0] == 0
+    assert json.loads(Path("t/start/summary.json").read_text())["epochs"] == 1
 
 
 def test_run_does_not_decide_which_code_is_called(run: Run) -> None:

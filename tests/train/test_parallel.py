@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from own_models import branches, plain
-from short import RECIPE, files, is_sentence, lines_of, metrics_of, save, stopped, without_export
+from short import RECIPE, is_sentence, lines_of, metrics_of, save, stopped, without_export
 from torch import Tensor
 from warm import Warm
 
@@ -22,7 +22,7 @@ from softstair.cli.train import launch_command
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.models import build
-from softstair.train import Recipe, RunError, checkpoint, preset, train, trained_network
+from softstair.train import Recipe, checkpoint, preset, train, trained_network
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
 from softstair.train.parallel import SINGLE_PROCESS, Team, joined
@@ -224,29 +224,6 @@ def test_errors_are_reported_once(pair: Pair, complete: Path, tmp_path: Path) ->
         assert is_sentence(pair.messages[0]), pair.messages[0]
         assert pair.messages[1] == ""
         assert not new.exists()
-
-
-@pytest.mark.nightly
-def test_two_processes_end_a_run_of_one(pair: Pair, tmp_path: Path) -> None:
-    small, out = replace(RANDOM, epochs=1), tmp_path / "one"
-    train(small, out, device="cpu", threads=1)
-    before = files(out)
-    (out / "summary.json").unlink()
-    assert pair.run(words(small, out, "--resume")) == [0, 0], pair.messages
-    (out / "picture.png").unlink()
-    assert files(out) == before
-
-
-@pytest.mark.nightly
-def test_one_process_ends_a_run_of_two_but_does_not_train_it(complete: Path) -> None:
-    before = files(complete)
-    longer = replace(RANDOM, epochs=RANDOM.epochs + 1)
-    with pytest.raises(RunError, match="processes = 2, but 1"):
-        train(longer, complete, device="cpu", extend=True)
-    assert files(complete) == before
-    (complete / "summary.json").unlink()
-    train(RANDOM, complete, device="cpu", resume=True)
-    assert files(complete) == before
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:

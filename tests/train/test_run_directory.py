@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from short import (
     save,
     stopped,
     strike,
-    summary_of,
     uninterrupted,
 )
 from torch import Tensor, nn
@@ -36,7 +34,7 @@ from warm import Warm
 
 from helpers import commands
 from softstair.data import Dataset, load
-from softstair.train import Recipe, Run, RunError, checkpoint, records, train, trained_network
+from softstair.train import Recipe, Run, RunError, checkpoint, train, trained_network
 from softstair.train.checkpoint import CheckpointError
 from softstair.train.loop import source_commit
 from softstair.train.recipe import OLDER_VALUES
@@ -92,62 +90,6 @@ def test_a_complete_run_returns_its_summary_and_trains_no_more(
     monkeypatch.setattr("softstair.train.loop.run_epochs", None)
     assert train(RECIPE, out, resume=True) == summary
     assert files(out) == before
-
-
-def test_an_extended_run_equals_one_of_as_many_epochs(complete: Result, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    short = train(recipe(epochs=2), out)
-    with pytest.raises(RunError, match="begun with epochs"):
-        train(RECIPE, out, resume=True)
-    # Killed before the new recipe was written: the run is as it was.
-    (out / "summary.json").unlink()
-    assert summary_of(train(recipe(epochs=2), out, resume=True)) == summary_of(short)
-    stopped(RECIPE, out, 2, 2, extend=True)
-    assert not (out / "summary.json").exists()
-    ends_well(out, complete)
-    assert train(RECIPE, out, extend=True)["epochs"] == 3
-    assert records.recipe_of(out) == RECIPE
-
-
-@pytest.mark.nightly
-def test_learned_quanta_are_extended_too(tmp_path: Path) -> None:
-    learned = recipe(quanta="learned", quantum_rate=0.1, epochs=2)
-    train(learned, tmp_path / "two")
-    train(replace(learned, epochs=1), tmp_path / "one")
-    train(learned, tmp_path / "one", extend=True)
-    assert metrics_of(tmp_path / "one") == metrics_of(tmp_path / "two")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("rate_shape", "cosine"),
-        ("period", None),
-        ("noise_schedule", "mine:Own"),
-        ("teacher", "auto"),
-        ("epochs", 4),
-        ("seed", 1),
-    ],
-)
-def test_a_run_that_follows_its_epochs_is_not_extended(field: str, value: Any, out: Path) -> None:
-    begun = recipe(**{field: value})
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps({**config, "recipe": begun.to_json()}))
-    before = files(out)
-    with pytest.raises(RunError, match=field):
-        train(replace(begun, epochs=3 if field == "epochs" else 5, seed=0), out, extend=True)
-    assert files(out) == before
-
-
-def test_a_checkpoint_of_a_run_that_follows_its_epochs_is_none_of_a_longer_one(
-    tmp_path: Path,
-) -> None:
-    short = recipe(epochs=1, rate_shape="cosine")
-    config = train(short, tmp_path)["config"]
-    for longer, is_refused in ((short, False), (replace(short, epochs=2), True)):
-        given = {**config, "recipe": longer.to_json()}
-        with pytest.raises(CheckpointError, match="epochs 1") if is_refused else nullcontext():
-            checkpoint.load_checkpoint(tmp_path, given)
 
 
 @pytest.mark.nightly(keep=1)
@@ -269,7 +211,6 @@ def test_another_recipe_is_refused(name: str, value: Any, out: Path, run: comman
     values = value if isinstance(value, tuple) else [str(value)]
     text = run.rejected("train", f"--{name}", *values, "--resume", "--out", out)
     assert f"use the same --{name} and the same preset" in text
-    assert ("give --extend" in text) == (name == "epochs")
     assert files(out) == before
 
 
@@ -302,57 +243,17 @@ def test_another_model_is_refused(out: Path) -> None:
         trained_network(out, load("digits"), other)
 
 
-# Another device
-
-
-def begun_with(out: Path, changes: dict[str, Any], **recipe: Any) -> Recipe:
-    """Let config.json say that a run was begun otherwise; return its recipe."""
+@pytest.mark.parametrize(
+    ("name", "value"), [("device", "cuda:1"), ("processes", 2), ("threads", 7)]
+)
+def test_a_run_is_resumed_as_it_was_begun(
+    name: str, value: Any, out: Path, run: commands.Run
+) -> None:
     config = json.loads((out / "config.json").read_text())
-    config = {**config, **changes, "recipe": {**config["recipe"], **recipe}}
-    (out / "config.json").write_text(json.dumps(config))
-    return Recipe.from_json(config["recipe"])
-
-
-GPU = {"device": "cuda", "device_name": "NVIDIA H200"}
-
-
-def test_a_trained_run_is_tested_elsewhere(tmp_path: Path, run: commands.Run) -> None:
-    digits, out = load("digits"), tmp_path / "run"
-    tested = replace(digits, test_x=digits.x[200:300], test_y=digits.y[200:300])
-    expected = train(recipe(teacher="auto", epochs=1), out, dataset=tested)
-    # A test needs neither the float run nor settings of steps, which may require a GPU.
-    trained = begun_with(out, {**GPU, "processes": 2}, precision="tf32", kernels="triton")
-    (out / "summary.json").unlink()
-    shutil.rmtree(out / "teacher")
+    (out / "config.json").write_text(json.dumps({**config, name: value}))
     before = files(out)
-    summary = train(trained, out, resume=True, dataset=tested, device="cpu", threads=2)
-    where = summary.pop("tested_on")
-    assert (where["device"], where["processes"], where["threads"]) == ("cpu", 1, 2)
-    config = json.loads(before["config.json"])
-    assert summary == {**expected, "config": config}  # also the seconds, which are of training
-    after = files(out)
-    assert "tested_on" in json.loads(after.pop("summary.json"))
-    assert after == before
-    code, stdout, _ = run("train", "--resume", "--device", "cpu", "--out", out)
-    places = "trained on 'cuda' (processes: 2), tested on 'cpu' (processes: 1)"
-    assert (code, places in stdout) == (0, True)
-
-
-def test_a_run_is_not_trained_elsewhere(out: Path, run: commands.Run) -> None:
-    resume = ["--resume", "--device", "cpu", "--out", str(out)]
-    for changes in (GPU, {"device": "cpu", "processes": 2}):
-        begun_with(out, changes)
-        before = files(out)
-        text = run.rejected("train", *resume)
-        assert "begun with" in text
-        assert "1 of 3 epochs" in text
-        assert files(out) == before
-    begun_with(out, {"processes": 1})
-    train(RECIPE, out, resume=True)
-    begun_with(out, GPU)
-    before = files(out)
-    with pytest.raises(RunError, match="3 of 4 epochs"):
-        train(recipe(epochs=4), out, extend=True, device="cpu")
+    text = run.rejected("train", "--resume", "--device", "cpu", "--threads", 1, "--out", out)
+    assert f"begun with {name} = {str(value).partition(':')[0]}" in text
     assert files(out) == before
 
 
@@ -386,7 +287,6 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no annealer": lambda s: s.update(annealer=None),
     "annealer elsewhere": lambda s: s["annealer"].update(steps=-5),
     "generator": lambda s: s["generators"].update(cpu=torch.zeros(3, dtype=torch.uint8)),
-    "threads": lambda s: s.update(threads=-3),
     "sums": lambda s: s.update(sums={"loss": 3.0}),
     "origin a word": lambda s: s.update(origin="here"),
     "origin without data": lambda s: s["origin"].pop("data"),
@@ -428,12 +328,6 @@ def test_a_checkpoint_of_other_data_is_refused(out: Path) -> None:
     swap_checkpoint(out, dataset=replace(digits, y=digits.y.roll(1)))
     with pytest.raises(CheckpointError, match=r"data set .* instead of"):
         train(RECIPE, out, dataset=digits, resume=True)
-
-
-def test_a_checkpoint_may_be_computed_by_other_kernels(out: Path) -> None:
-    settings = {"kernels": "reference", "precision": "float32", "compile": "never"}
-    swap_checkpoint(out, recipe(**settings, capture="never"))
-    assert train(RECIPE, out, resume=True)["epochs"] == 3
 
 
 def test_a_checkpoint_of_an_older_version_warns(out: Path, complete: Result) -> None:

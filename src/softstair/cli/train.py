@@ -9,12 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from softstair._check import integer, shortened
+from softstair._check import integer
 from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag, spelling, words_of
 from softstair.cli._mean import FEWEST, mean_of
-from softstair.cli._progress import Progress, Stoppable
+from softstair.cli._progress import Progress, Stoppable, same_command
 from softstair.cli._table import bars, plural, print_line, print_table
 from softstair.train import parallel, records
 from softstair.train.loop import train
@@ -67,9 +67,6 @@ class Command:
     resume: bool = flag(
         False, "Continue the run in --out; with flags of a recipe, start it if there is none."
     )
-    extend: bool = flag(
-        False, "Train the run in --out longer, to --epochs in all; the result is that of a new run."
-    )
     every_fold: bool = flag(False, "Train every fold, in --out/fold-0, --out/fold-1, ….")
     jobs: Literal["auto"] | int = flag(
         "auto", "Folds to train in parallel (auto: one per core, or up to 5 on a GPU)."
@@ -95,8 +92,6 @@ class Command:
             base = replace(base, recipe=preset(given["preset"]))
         elif (recipe := _begun(given)) is not None:
             _check_trusted(recipe, given)
-            if given.get("extend"):
-                recipe = records.extended(recipe, given.get("epochs", recipe.epochs))
             return replace(base, recipe=recipe, resume=True)
         elif given.get("resume") and not given.keys() & {*FIELDS} and "out" in given:
             _check_begun(given["out"])
@@ -131,8 +126,6 @@ class Command:
         check_workers(self.jobs, self.threads)
         if self.resume and self.out is None:
             raise SoftstairError("--resume needs --out, the run to continue.")
-        if self.extend and not self.resume:
-            raise SoftstairError("--extend needs --out, a run to train longer.")
         if not self.every_fold:
             if self.jobs != "auto":
                 raise SoftstairError(f"--jobs {self.jobs} needs --every-fold.")
@@ -207,10 +200,8 @@ class Command:
         for recipe, path in self._runs(out):
             begun = records.recipe_of(path) if self.resume else None
             if begun is not None and records.summary_of(path) is not None:
-                with self._naming_extend(recipe, path):
-                    records.check_same_recipe(recipe, begun, path, self.extend)
-                if begun == recipe:
-                    continue
+                records.check_same_recipe(recipe, begun, path)
+                continue
             yield recipe, path
 
     def _train_here(
@@ -224,24 +215,11 @@ class Command:
             if self.tensorboard and team.is_rank_zero:
                 watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
             settings = {**self._settings(), "watchers": watchers, "loading": sender.loading}
-            with self._naming_extend(recipe, out):
-                train(recipe, out, team=team, **settings)
+            train(recipe, out, team=team, **settings)
         progress.show(label, {"kind": "done"})
 
-    @contextlib.contextmanager
-    def _naming_extend(self, recipe: Recipe, path: Path) -> Iterator[None]:
-        """Add to the error that a run was begun with fewer epochs how it is trained longer."""
-        try:
-            yield
-        except records.RunError as error:
-            begun = None if self.extend or error.field != "epochs" else records.recipe_of(path)
-            if begun is None or not _extends(recipe, begun):
-                raise
-            hint = "To train this run longer, give --extend instead of --resume."
-            raise records.RunError(f"{error} {hint}", field=error.field) from None
-
     def _settings(self) -> dict[str, Any]:
-        names = ("device", "resume", "extend", "threads")
+        names = ("device", "resume", "threads")
         return {"data_dir": str(self.data_dir), **{name: getattr(self, name) for name in names}}
 
     def _base(self) -> Recipe:
@@ -251,9 +229,10 @@ class Command:
     def _again(self, out: Path) -> str:
         """Return the command that continues what is in a directory, if it holds a run."""
         if not any(records.recipe_of(path) for _, path in self._runs(out)):
-            return ""
-        how = f"--extend --epochs {self.recipe.epochs}" if self.extend else "--resume"
-        words = [*launch_command(), "softstair", "train", *how.split(), "--out", str(out)]
+            is_first = any(out.glob("**/start")) or any(out.glob("**/teacher"))
+            same = same_command("train", launch_command())
+            return f"{same} --resume --out {shlex.quote(str(out))}" if is_first else ""
+        words = [*launch_command(), "softstair", "train", "--resume", "--out", str(out)]
         # A run directory may come from anybody: the user names own code again.
         for name, function in self.recipe.own_code.items():
             words += [spelling(name), function]
@@ -295,21 +274,13 @@ def next_free(folder: Path, name: str) -> Path:
 def _begun(given: Mapping[str, Any]) -> Recipe | None:
     """Return the recipe of the run to continue, if there is one; of folds, the first begun."""
     out = given.get("out")
-    if not (given.get("resume") or given.get("extend")) or out is None:
+    if not given.get("resume") or out is None:
         return None
     if not given.get("every_fold"):
         return records.recipe_of(out)
     recipes = (records.recipe_of(path) for path in sorted(out.glob("fold-*")) if path.is_dir())
     recipe = next(filter(None, recipes), None)
     return recipe and replace(recipe, fold=0)
-
-
-def _extends(recipe: Recipe, begun: Recipe) -> bool:
-    """Whether a run that was begun can be extended to this recipe."""
-    try:
-        return records.extended(begun, recipe.epochs) == recipe
-    except records.RunError:
-        return False
 
 
 def _check_begun(out: Path) -> None:
@@ -328,8 +299,7 @@ def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
     """
     every = given.get("every_fold")
     names = [f"fold-{fold}" for fold in range(recipe.folds)] if every else [""]
-    is_done = all(records.summary_of(given["out"] / name) is not None for name in names)
-    if is_done and not given.get("extend"):
+    if all(records.summary_of(given["out"] / name) is not None for name in names):
         return
     own = recipe.own_code
     if missing := {name: own[name] for name in own if given.get(name) != own[name]}:
@@ -365,18 +335,8 @@ def _show(runs: list[Path], picture: Path) -> None:
     result = _result(summaries)
     print_line("\n".join([*_courses(metrics[-1]), result]))
     _draw(metrics, result, picture)
-    for run, summary in zip(runs, summaries, strict=True):
-        if where := summary.get("tested_on"):
-            trained, tested = map(_place, (summary["config"], where))
-            print_line(f"{run}: trained on {trained}, tested on {tested}")
     print_line(f"picture: {picture}")
     print_line(f"runs: {runs[0]} to {runs[-1].name}" if len(runs) > 1 else f"run: {runs[0]}")
-
-
-def _place(facts: dict[str, Any]) -> str:
-    """Return the device and the number of processes that a summary records."""
-    device, processes = facts.get("device"), facts.get("processes", 1)
-    return f"{shortened(device)} (processes: {shortened(processes)})"
 
 
 def _result(summaries: list[dict[str, Any]]) -> str:

@@ -7,7 +7,6 @@ no pickle. The last two are kept, in case the newest is damaged.
 :func:`state_dict` and :func:`load_state_dict` say what of a training is saved.
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -25,7 +24,7 @@ from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import refuse_link, replacing, write
 from softstair._stair_module import EXTRA_STATE
 from softstair.train.recipe import Recipe
-from softstair.train.records import MAX_THREADS, RunError, extended, is_history
+from softstair.train.records import is_history
 from softstair.train.state import State
 
 FORMAT = 1
@@ -179,9 +178,8 @@ def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
 def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the newest checkpoint of a run directory, or None if there is none.
 
-    Raises CheckpointError if it was not trained with the ``recipe`` and ``data`` of ``config``;
-    the epochs may be fewer in a run that can be extended. A checkpoint of an older version, which
-    records neither, gives a warning.
+    Raises CheckpointError if it was not trained with the ``recipe`` and ``data`` of ``config``. A
+    checkpoint of an older version, which records neither, gives a warning.
     """
     state = load(path / "checkpoint")
     if state is None:
@@ -203,10 +201,7 @@ def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | N
             f"({first_line(error)}): restore the checkpoint of this run."
         ) from None
     given = Recipe.from_json(config["recipe"])
-    if saved.epochs < given.epochs:
-        with contextlib.suppress(RunError):
-            saved = extended(saved, given.epochs)
-    names = given.training_differences(saved)
+    names = given.differences(saved)
     different = {name: (getattr(saved, name), getattr(given, name)) for name in names}
     if data != config["data"]:
         different["data set"] = (data, config["data"])
@@ -229,7 +224,6 @@ def state_dict(state: State) -> dict[str, Any]:
         "annealer": None if state.annealer is None else state.annealer.state_dict(),
         "generators": first,
         **({"others": others} if others else {}),
-        "threads": torch.get_num_threads(),
         "epoch": state.epoch,
         "step": state.step,
         "order": state.order,
@@ -239,14 +233,10 @@ def state_dict(state: State) -> dict[str, Any]:
     }
 
 
-def load_state_dict(state: State, saved: dict[str, Any], only_test: bool = False) -> None:
-    """Restore what :func:`state_dict` returned; raise CheckpointError if it does not fit.
-
-    With ``only_test``, only the network, the position and the metrics are restored. Optimiser,
-    annealer and random numbers, which only training needs, may be those of other processes.
-    """
+def load_state_dict(state: State, saved: dict[str, Any]) -> None:
+    """Restore what :func:`state_dict` returned; raise CheckpointError if it does not fit."""
     try:
-        _load(state, saved, only_test)
+        _load(state, saved)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"the checkpoint does not fit this network and recipe ({first_line(error)}): resume "
@@ -254,23 +244,19 @@ def load_state_dict(state: State, saved: dict[str, Any], only_test: bool = False
         ) from None
 
 
-def _load(state: State, saved: dict[str, Any], only_test: bool) -> None:
+def _load(state: State, saved: dict[str, Any]) -> None:
     if not is_like(saved["network"], state.network.state_dict()):
         raise ValueError("its parameters have other names, shapes or types")
     _check_position(state, saved)
-    threads, seconds = saved["threads"], float(saved["seconds"])
-    if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
-        raise ValueError("invalid value of threads")
+    seconds = float(saved["seconds"])
     if not 0 <= seconds < math.inf:
         raise ValueError("invalid value of seconds")
     random_states = [saved["generators"], *saved.get("others", [])]
-    if len(random_states) != state.team.size and not only_test:
+    if len(random_states) != state.team.size:
         raise ValueError(f"it was saved by {len(random_states)} processes")
     state.load_network(saved["network"])
     state.epoch, state.step, state.seconds = saved["epoch"], saved["step"], seconds
     state.history = list(saved["history"])
-    if only_test:
-        return
     _load_optimiser(state, saved["optimiser"])
     if state.annealer is not None:
         state.annealer.load_state_dict(saved["annealer"])
@@ -278,7 +264,6 @@ def _load(state: State, saved: dict[str, Any], only_test: bool) -> None:
     state.order = None if order is None else order.to(state.device)
     state.loss.copy_(saved["sums"]["loss"])
     state.correct.copy_(saved["sums"]["right"])
-    torch.set_num_threads(threads)
     state.set_random_state(random_states[state.team.rank])
 
 

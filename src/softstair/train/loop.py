@@ -8,7 +8,6 @@ import subprocess
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,8 +35,6 @@ from softstair.train.teacher import FloatRun
 
 EXAMINED = 64
 """Examples that show how the levels of the stairs are occupied."""
-TESTED_ON = ("device", "device_name", "threads", "processes", "versions")
-"""Facts in summary.json about the test of a run that was trained elsewhere."""
 
 
 class Watcher(Protocol):
@@ -63,7 +60,6 @@ def train(
     data_dir: Path | str = "data",
     device: str = "auto",
     resume: bool = False,
-    extend: bool = False,
     watchers: Sequence[Watcher] = (),
     threads: int | None = None,
     loading: Loading | None = None,
@@ -78,14 +74,11 @@ def train(
         out: Run directory; created if it does not exist.
         data_dir: Folder of the data sets.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"auto"`` for a GPU if there is one.
-        resume: Continue the run in ``out``, if there is one. Give the same ``recipe``, and the same
-            ``dataset`` and ``model`` if they were given. On another kind of device, or with another
-            number of processes, a run can only be tested, after its last epoch.
-        extend: Resume, and train to the epochs of ``recipe`` if the run in ``out`` has fewer. The
-            result equals that of a run of as many epochs.
+        resume: Continue the run in ``out``, if there is one, with the same arguments on the same
+            kind of device.
         watchers: Objects that are called after each step and epoch.
-        threads: CPU threads of torch; None chooses them by the size of the network. A resumed run
-            keeps its own.
+        threads: CPU threads of torch; None chooses them by the size of the network, or takes those
+            of the run to resume.
         loading: Called with (done, total) while features of recordings are computed.
         dataset: Data to use instead of what the recipe names.
         model: Model to use instead of what the recipe names; it is copied.
@@ -96,8 +89,7 @@ def train(
         The content of ``summary.json``.
 
     Raises:
-        RunError: If the run directory holds a run and ``resume`` is False, or another run, or one
-            that cannot be extended since its rates, schedule or float runs follow the epochs.
+        RunError: If the run directory holds a run and ``resume`` is False, or another run.
         SoftstairError: If another thread of this process is training.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is saved.
 
@@ -109,16 +101,11 @@ def train(
     """
     with Run.hold(Path(out), team) as run:
         # The other processes may not see the run directory.
-        recipe, begun_threads, summary = team.broadcast(lambda: _open(run, recipe, resume, extend))
+        begun, summary = team.broadcast(lambda: _open(run, recipe, resume))
         if summary is not None:
             return summary
         with team.all_or_none():
             place = execution.choose_device(device, team.local_rank)
-        begun = team.broadcast(lambda: run.trained_elsewhere(recipe.epochs, str(place)))
-        if begun is not None:  # the test does not depend on how training steps are computed
-            begun_threads = None
-            recipe = replace(recipe, precision="auto", kernels="auto", capture="auto")
-        with team.all_or_none():
             execution.check_kernels(recipe, place)
         if dataset is None:
             dataset = team.rank_zero_first(lambda: load(recipe.data, data_dir, loading))
@@ -135,23 +122,11 @@ def train(
                     check_data(recipe, sampled)
                     if not recipe.is_float:
                         recipe.schedule(layer_count(network))
-
-                def reserve() -> None:
-                    """Write config.json, so that the run can be resumed if a float run is killed;
-                    ``step`` is not known yet."""
-                    facts = {"threads": threads, "processes": team.size, "step": None}
-                    run.begin({**describe(recipe, sampled, place), **facts}, "")
-
                 given = {"data_dir": data_dir, "device": device, "threads": threads}
-                floats: Mapping[Role, FloatRun] = {}
-                if begun is None:
-                    floats = _float_runs(
-                        recipe, run, reserve, network, dataset, watchers, model, **given
-                    )
+                floats = _float_runs(recipe, run, network, dataset, watchers, model, **given)
+                threads = threads or begun.get("threads")
                 per_process = recipe.batch // team.size
-                torch.set_num_threads(
-                    begun_threads or threads or execution.choose_threads(network, per_process)
-                )
+                torch.set_num_threads(threads or execution.choose_threads(network, per_process))
                 own = model is not None
                 return _train(recipe, run, sampled, network, floats, place, watchers, own, begun)
 
@@ -165,28 +140,26 @@ def check_data(recipe: Recipe, sampled: Dataset) -> None:
     check_batch(recipe, len(split(sampled, recipe.fold, recipe.folds)[0]))
 
 
-def _open(
-    run: Run, recipe: Recipe, resume: bool, extend: bool
-) -> tuple[Recipe, int | None, dict[str, Any] | None]:
-    """Return the recipe, and the threads and the summary of the run that is there."""
+def _open(run: Run, recipe: Recipe, resume: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return config.json and the summary of the run that is there."""
     begun, processes = records.recipe_of(run.path), run.team.size
     summary = None if begun is None else records.summary_of(run.path)
     if begun is not None:
-        if not (resume or extend):
+        if not resume:
             problem = "holds a run already: continue it with `resume`, or give another `out`."
             raise RunError(f"{str(run.path)!r} {problem}", field="out")
-        records.check_same_recipe(recipe, begun, run.path, extend)
-        summary = summary if begun == recipe else None
+        records.check_same_recipe(recipe, begun, run.path)
+    else:
+        run.refuse_other_files()
     if summary is None and (recipe.batch % processes or recipe.batch < 2 * processes):
         allowed = f"a multiple of the number of processes, {processes}, and two examples for each"
         raise _check.invalid("batch", f"must be {allowed}, but {recipe.batch} was given")
-    return recipe, run.threads, summary
+    return run.config or {}, summary
 
 
 def _float_runs(
     recipe: Recipe,
     run: Run,
-    reserve: Callable[[], None],
     network: nn.Module,
     dataset: Dataset,
     watchers: Sequence[Watcher],
@@ -207,7 +180,6 @@ def _float_runs(
         if role == "start" and run.has_checkpoint():
             continue
         if is_auto[role]:
-            reserve()
             chosen = teacher.auto_recipe(recipe, role, shape)
             settings["model"] = model if chosen.model == recipe.model else None
             parts = [watcher.part(role) for watcher in watchers if hasattr(watcher, "part")]
@@ -231,10 +203,9 @@ def _train(
     device: torch.device,
     watchers: Sequence[Watcher],
     own: bool,
-    begun: dict[str, Any] | None,
+    begun: dict[str, Any],
 ) -> dict[str, Any]:
-    """Train the network and return its summary; ``begun`` is the config.json of a run that was
-    trained elsewhere, and is only tested."""
+    """Train the network and return its summary; ``begun`` is config.json of a run to resume."""
     if "start" in floats:
         teacher.start_from(network, floats["start"], recipe)
     team, numbers = run.team, (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
@@ -267,19 +238,16 @@ def _train(
         torch.manual_seed(team.seed(recipe.seed))
     digests = {str(role): float_run.digest for role, float_run in floats.items()}
     config: dict[str, Any] = {
+        **begun,  # a run that has a checkpoint does not read its start again
         **describe(recipe, dataset, device),
         "processes": team.size,
         "step": state.execution.to_json(),
-        **team.broadcast(run.digests),  # a run that has a checkpoint does not read its start again
         **digests,
     }
-    tested_on = {name: config[name] for name in TESTED_ON}
-    if begun is not None:
-        config = {**begun, "data": config["data"]}
     state.dataset = dataset
     described, state.exports = describe_network(state.network, recipe, dataset)
     run.begin(config, described)
-    run.resume(state, only_test=begun is not None)
+    run.resume(state)
     run_epochs(state, training, valid, run, watchers)
     test_accuracy = None
     if dataset.test_x is not None and dataset.test_y is not None:
@@ -293,7 +261,6 @@ def _train(
         "valid_accuracy": accuracies[-1],
         "best_valid_accuracy": max(accuracies) if len(valid) else None,
         "test_accuracy": test_accuracy,
-        **({} if begun is None or test_accuracy is None else {"tested_on": tested_on}),
         "epochs": recipe.epochs,
         "images_per_second": recipe.epochs * state.steps * recipe.batch / max(seconds, 1e-9),
         "seconds": seconds,

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Container, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +25,8 @@ class RunError(SoftstairError):
     """A run that cannot begin, continue or be read."""
 
 
-def check_same_recipe(given: Recipe, begun: Recipe, path: Path, extend: bool = False) -> None:
-    """Raise RunError if a run was begun with another recipe than the given one; with ``extend``,
-    if the given one is not the same over more epochs."""
-    begun = extended(begun, given.epochs) if extend else begun
+def check_same_recipe(given: Recipe, begun: Recipe, path: Path) -> None:
+    """Raise RunError if a run was begun with another recipe than the given one."""
     if not (names := begun.differences(given)):
         return
     # Another number of epochs rescales times in epochs, which were not given.
@@ -41,34 +38,6 @@ def check_same_recipe(given: Recipe, begun: Recipe, path: Path, extend: bool = F
         "another `out`.",
         field=name,
     )
-
-
-def extended(begun: Recipe, epochs: int) -> Recipe:
-    """Return the recipe of a run of more epochs, of which a run of this recipe is the beginning.
-
-    Raises RunError if there is none, because a setting depends on the number of epochs.
-    """
-    if epochs < begun.epochs:
-        raise RunError(
-            f"`epochs` must be at least {begun.epochs}, those of the run to extend, but {epochs} "
-            "was given.",
-            field="epochs",
-        )
-    follows = {
-        "rate_shape": begun.rate_shape != "drop",
-        "period": begun.period is None and begun.is_annealed,
-        "noise_schedule": begun.noise_schedule is not None,
-        "init_from": begun.init_from == "auto",
-        "teacher": begun.teacher == "auto",
-    }
-    name = next((name for name, is_so in follows.items() if is_so), None)
-    if name is not None and epochs > begun.epochs:
-        raise RunError(
-            f"a run with {name} = {getattr(begun, name)!r} cannot be extended: it depends on the "
-            f"number of epochs, so the first epochs of a run of {epochs} differ. Begin a new run.",
-            field=name,
-        )
-    return replace(begun, epochs=epochs)
 
 
 def refuse_other_data(paths: Iterable[Path], names: Container[str], data_dir: Path | str) -> None:
@@ -126,7 +95,6 @@ def summary_of(path: Path) -> dict[str, Any] | None:
         valid = all(map(_finite, numbers + given))
         valid = valid and all((x is not None) == is_validated for x in accuracies)
         valid = valid and isinstance(summary["config"]["data"]["name"], str)
-        valid = valid and isinstance(summary.get("tested_on", {}), dict)
     except (LookupError, TypeError, ValueError):
         valid = False
     if not valid:

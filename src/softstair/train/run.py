@@ -26,8 +26,7 @@ from softstair._errors import import_extra
 from softstair._files import refuse_link, write
 from softstair.train import checkpoint
 from softstair.train.parallel import SINGLE_PROCESS, Interrupted, StopRequest, Team
-from softstair.train.recipe import Recipe
-from softstair.train.records import AGAIN, FLOAT_RUNS, MAX_THREADS, RunError, read_json, recipe_of
+from softstair.train.records import AGAIN, FLOAT_RUNS, RunError, read_json
 from softstair.train.state import State
 
 MIN_PAUSE = 1.0
@@ -73,44 +72,6 @@ class Run:
         """The content of config.json, or None."""
         return read_json(self.path, "config.json")
 
-    @property
-    def threads(self) -> int | None:
-        """The CPU threads of the run; None for a new run."""
-        threads = (self.config or {}).get("threads")
-        return threads if type(threads) is int and 1 <= threads <= MAX_THREADS else None
-
-    def digests(self) -> dict[str, str]:
-        """Return the digests of the float runs that config.json records."""
-        config = self.config or {}
-        return {role: str(config[role]) for role in FLOAT_RUNS if role in config}
-
-    def trained_elsewhere(self, epochs: int, device: str) -> dict[str, Any] | None:
-        """Return config.json if the run was trained on another kind of device, or by another number
-        of processes, and only its test is left; None if neither differs, or for a new run.
-
-        Raises RunError if one differs and epochs are left: they are trained where the run began.
-        """
-        if (begun := self.config) is None:
-            return None
-        kind = lambda name: str(name).partition(":")[0]
-        facts = (
-            ("device", kind(begun.get("device")), kind(device)),
-            ("processes", begun.get("processes", 1), self.team.size),  # older runs do not record it
-        )
-        different = next((fact for fact in facts if fact[1] != fact[2]), None)
-        if different is None:
-            return None
-        trained = (checkpoint.load(self.path / "checkpoint") or {}).get("epoch", 0)
-        if trained == epochs:
-            return begun
-        field, before, now = different
-        raise RunError(
-            f"the run in {str(self.path)!r} was begun with {field} = {before}, but {now} was "
-            "given: continue it as it was begun, or give another `out`; only a test, after the "
-            f"last epoch, may run elsewhere, and this run has {trained!r:.20} of {epochs} epochs.",
-            field=field,
-        )
-
     def has_checkpoint(self) -> bool:
         return self.team.broadcast(lambda: checkpoint.exists(self.path / "checkpoint"))
 
@@ -130,19 +91,13 @@ class Run:
         if (begun := self.config) is not None:
             _check_same_run(begun, config, self.path)
         else:
-            self._refuse_other_files()
-        if begun is not None and recipe_of(self.path) != Recipe.from_json(config["recipe"]):
-            # Extended. In this order: a run that is killed between the two can be extended again.
-            (self.path / "summary.json").unlink(missing_ok=True)
-            extension = {**begun, "recipe": config["recipe"]}
-            write(self.path / "config.json", json.dumps(extension, indent=2) + "\n")
-        elif begun is None or begun.get("step", ...) is None:  # new, or only reserved
             write(self.path / "config.json", json.dumps(config, indent=2) + "\n")
-        if network and not (self.path / "network.txt").exists():
+        if not (self.path / "network.txt").exists():
             write(self.path / "network.txt", network + "\n")
         return config["data"]
 
-    def _refuse_other_files(self) -> None:
+    def refuse_other_files(self) -> None:
+        """Raise RunError if the directory of a new run holds files that it may not have written."""
         # A process that was killed while it wrote config.json leaves a part of it.
         own = re.compile(r"lock|start|teacher|\.config.*\.part")
         names = sorted(path.name for path in self.path.iterdir() if not own.fullmatch(path.name))
@@ -154,15 +109,12 @@ class Run:
                 field="out",
             )
 
-    def resume(self, state: State, only_test: bool = False) -> None:
-        """Load the newest checkpoint, if there is one, and rewrite metrics.jsonl to match it.
-
-        With ``only_test``, the state cannot be trained further.
-        """
+    def resume(self, state: State) -> None:
+        """Load the newest checkpoint, if there is one, and rewrite metrics.jsonl to match it."""
         saved = self.team.broadcast(lambda: checkpoint.load_checkpoint(self.path, self._config))
         if saved is not None:
             with self.team.all_or_none():
-                checkpoint.load_state_dict(state, saved, only_test)
+                checkpoint.load_state_dict(state, saved)
             self._saved = (state.epoch, state.step)
         if self.team.is_rank_zero:
             for partial in self.path.glob(".*.json*.part"):  # of a process that was killed
@@ -260,7 +212,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         # A run that was refused before it began leaves no files.
-        if not (path / "config.json").exists():
+        if not any((path / name).exists() for name in ("config.json", *FLOAT_RUNS)):
             (path / "lock").unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 for folder in missing:
@@ -287,16 +239,17 @@ def check_finite(state: State, valid_loss: float = 0.0) -> None:
 
 
 def _check_same_run(begun: dict[str, Any], config: dict[str, Any], path: Path) -> None:
-    """Raise RunError if a run was begun with other data or other float runs."""
-    data, given = begun.get("data"), config["data"]
-    if isinstance(data, dict) and "version" not in data:  # older runs do not record it
-        given = {name: value for name, value in given.items() if name != "version"}
-    if data != given:
-        raise RunError(
-            f"the run in {str(path)!r} was begun with data = {data}, but {given} was given: "
-            "continue it as it was begun, or give another `out`.",
-            field="data",
-        )
+    """Raise RunError if a run was begun otherwise than by the same recipe on the same data, kind of
+    device, threads, number of processes and float runs."""
+    kind = lambda config: {**config, "device": str(config.get("device")).partition(":")[0]}
+    before, now = kind(begun), kind(config)
+    for name in ("data", "device", "processes", "threads"):
+        if before.get(name) != now[name]:
+            raise RunError(
+                f"the run in {str(path)!r} was begun with {name} = {before.get(name)}, but "
+                f"{now[name]} was given: continue it as it was begun, or give another `out`.",
+                field=name,
+            )
     for role, field in FLOAT_RUNS.items():
         # Not known while they train.
         if role in begun and role in config and begun[role] != config[role]:
