@@ -15,7 +15,6 @@ import torch
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.train import Interrupted, Recipe, train
-from softstair.train.checkpoint import prepare
 from softstair.train.network import make_network
 from softstair.train.state import State
 from softstair.train.step import Step
@@ -43,11 +42,6 @@ def build():
 
 def recipe(**changes: Any) -> Recipe:
     return replace(RECIPE, **changes)
-
-
-def save(folder: Path, state: Any) -> Path:
-    """Write a checkpoint, and return its JSON file."""
-    return prepare(folder, state)()
 
 
 def without_export(messages: str) -> str:

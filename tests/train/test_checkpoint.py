@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from short import files, put, save
+from short import files, put
 
 from softstair.train import checkpoint
-from softstair.train.checkpoint import CheckpointError, load
+from softstair.train.checkpoint import CheckpointError, load, save
 
 SMALL = {"w": torch.arange(6.0).reshape(2, 3), "step": 3, "groups": [{"lr": 0.1}, (None, True)]}
 

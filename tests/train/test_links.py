@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from short import files, recipe, save
+from short import files, recipe
 
 from softstair._files import LinkError, write
 from softstair.cli import main
 from softstair.train import train
-from softstair.train.checkpoint import load
+from softstair.train.checkpoint import load, save
 
 SHORT = recipe(epochs=1)
 OWN = ("best.safetensors", ".notes.part", "picture.png", "lock", "other.json")

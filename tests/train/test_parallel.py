@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from own_models import branches, plain
-from short import RECIPE, is_sentence, lines_of, metrics_of, save, stopped, without_export
+from short import RECIPE, is_sentence, lines_of, metrics_of, stopped, without_export
 from torch import Tensor
 from warm import Warm
 
@@ -232,7 +232,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) 
     saved = checkpoint.load(tmp_path / "checkpoint")
     assert saved is not None
     assert "others" not in saved
-    save(tmp_path / "checkpoint", {**saved, "others": [saved["generators"]]})
+    checkpoint.save(tmp_path / "checkpoint", {**saved, "others": [saved["generators"]]})
     (tmp_path / "summary.json").unlink()
     with pytest.raises(ValueError, match="saved by 2 processes"):
         train(recipe, tmp_path, device="cpu", resume=True)

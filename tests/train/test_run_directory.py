@@ -24,7 +24,6 @@ from short import (
     metrics_of,
     recipe,
     result,
-    save,
     stopped,
     strike,
     uninterrupted,
@@ -265,7 +264,7 @@ def forge(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     state = checkpoint.load(out / "checkpoint")
     assert state is not None
     change(state)
-    save(out / "checkpoint", state)
+    checkpoint.save(out / "checkpoint", state)
 
 
 FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {

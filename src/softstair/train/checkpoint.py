@@ -12,8 +12,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,13 @@ class CheckpointError(SoftstairError):
     """A checkpoint that cannot be used."""
 
 
-def prepare(folder: Path, state: Mapping[str, Any], **plain: Any) -> Callable[[], Path]:
-    """Return a function that saves a copy of the state as it is now, from any thread.
+def save(folder: Path, state: Mapping[str, Any], **plain: Any) -> Path:
+    """Save a state and ``plain``, further entries of JSON values; return the new JSON file.
 
-    It removes all checkpoints but the one before, and returns the JSON file of the new one.
-    ``plain`` are further entries, JSON values that are not copied, so do not change them. The
-    function does not use the device, where a graph may be captured meanwhile.
+    All checkpoints but the one before are removed.
     """
     tensors: dict[str, Tensor] = {}
-    return partial(_write, folder, {**_encode(state, "", tensors), **plain}, tensors)
-
-
-def _write(folder: Path, plain: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    plain = {**_encode(state, "", tensors), **plain}
     refuse_link(folder).mkdir(exist_ok=True)
     data = import_extra("safetensors.torch").save(tensors)
     body = {"format": FORMAT, "tensors": hashlib.sha256(data).hexdigest(), "state": plain}
@@ -130,7 +124,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return plain data, in which tensors, tuples and dictionaries with integer keys have a tag."""
     if isinstance(value, Tensor):
-        # A copy, since training goes on; safetensors takes no tensors that share memory either.
+        # A copy: safetensors takes no tensors that share memory.
         name = f"{len(tensors):06d}{path}"
         value = value.detach().contiguous()
         tensors[name] = value.clone() if value.device.type == "cpu" else value.cpu()

@@ -17,8 +17,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,6 @@ class Run:
         self._config: dict[str, Any] = {}
         self._saved: tuple[int, int] | None = None
         self._saved_at, self._cost = time.monotonic(), 0.0
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[float] | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -56,7 +53,6 @@ class Run:
                 if team.is_rank_zero:
                     stack.enter_context(_locked(path))
             run = cls(path, team)
-            stack.callback(run._writer.shutdown)  # the lock is held until all is written
             try:
                 yield run
             except OSError as error:
@@ -132,26 +128,16 @@ class Run:
 
         Of a team, rank 0 decides when it is due, and a signal to any process stops all of them.
         """
-        if self._writing is not None and self._writing.done():
-            self._finish_writing()
         elapsed = time.monotonic() - self._saved_at
-        cost = self._cost + (0.0 if self._writing is None else elapsed)  # so far
-        due = self.team.is_rank_zero and elapsed >= max(MIN_PAUSE, cost / MAX_SHARE)
+        due = self.team.is_rank_zero and elapsed >= max(MIN_PAUSE, self._cost / MAX_SHARE)
         number, due = self.team.agree(stop.number, due)
-        if number is not None:
+        if number is not None or due:
             self.save(state)
+        if number is not None:
             raise Interrupted(number)
-        if due:
-            self._begin_writing(state)
 
     def save(self, state: State) -> None:
-        """Save a checkpoint, unless the newest is of this step, and wait until it is written."""
-        self._begin_writing(state)
-        self._finish_writing()
-
-    def _begin_writing(self, state: State) -> None:
-        """Copy the state, and let a thread write it; at most one checkpoint is being written."""
-        self._finish_writing()
+        """Save a checkpoint, unless the newest is of this step."""
         if self._saved == (state.epoch, state.step):
             return
         start = time.monotonic()
@@ -159,30 +145,16 @@ class Run:
         saved = checkpoint.state_dict(state)
         if self.team.is_rank_zero:
             saved["origin"] = {name: self._config.get(name) for name in ("recipe", "data")}
-            history = list(saved.pop("history"))
-            write = checkpoint.prepare(self.path / "checkpoint", saved, history=history)
-            self._writing = self._writer.submit(_seconds, write)
+            history = saved.pop("history")
+            checkpoint.save(self.path / "checkpoint", saved, history=history)
         self._saved, self._saved_at = (state.epoch, state.step), time.monotonic()
         self._cost = self._saved_at - start
-
-    def _finish_writing(self) -> None:
-        """Wait for the thread; raise what it raised."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            self._cost += writing.result()
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json: the run is complete."""
         if self.team.is_rank_zero:
             text = json.dumps(summary, indent=2, allow_nan=False)
             write(self.path / "summary.json", text + "\n")
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    """Return how long a call took."""
-    start = time.monotonic()
-    call()
-    return time.monotonic() - start
 
 
 @contextlib.contextmanager
