@@ -13,16 +13,10 @@ from standalone import main
 from torch import nn
 
 from softstair.data import Dataset
-from softstair.data.batches import Examples
 from softstair.train import Recipe, train
 from softstair.train.execution import matmul_precision, training_settings
-from softstair.train.loop import measure
-from softstair.train.metrics import CHUNK_ON_GPU
-from softstair.train.network import make_network
 from softstair.train.parallel import Interrupted
-from softstair.train.recipe import preset
 from softstair.train.state import State
-from softstair.train.step import CapturedStep
 
 
 def blobs() -> Dataset:
@@ -105,50 +99,6 @@ def test_float32_is_float32() -> None:
             with matmul_precision("float32"):
                 assert max(error()) < 1e-5, (precision, error())
         assert error() == before
-
-
-def steps_of(recipe: Recipe) -> tuple[CapturedStep, Examples]:
-    """Return captured steps on random pictures, and more than one chunk to evaluate."""
-    shape = (1, 49, 10) if recipe.data == "speech" else (3, 32, 32)
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (2 * CHUNK_ON_GPU + 77, *shape), generator=draw, dtype=torch.uint8)
-    y = torch.randint(10, (len(x),), generator=draw)
-    data = Dataset(recipe.data, x, y, tuple("0123456789"), mean=128.0, std=64.0)
-    torch.manual_seed(0)
-    trained = State(recipe, make_network(recipe, data), 4 * recipe.batch, torch.device("cuda"))
-    training = Examples(x[: 4 * recipe.batch], y[: 4 * recipe.batch], 128.0, 64.0, "cuda")
-    return CapturedStep(trained, training), Examples(x, y, 128.0, 64.0, "cuda")
-
-
-def test_replayed_measurements_have_the_bits_of_those_that_run() -> None:
-    """Evaluation of full chunks and of the rest, and the stairs; no random number is drawn."""
-    best = replace(preset("best-cifar10"), init_from=None, teacher=None)
-    cases = [(best, 3), (preset("paper-cifar10"), 3), (preset("paper-speech"), 3)]
-    cases += [(replace(preset("paper-cifar10"), static_std=False, period=2.0, update="epoch"), 3)]
-    cases += [
-        (replace(preset("paper-speech"), weights="float", features="float", capture="always"), 2)
-    ]
-    cases += [(replace(best, quanta="learned", first_layer="same"), 0)]
-    for recipe, graphs in cases:
-        step, valid = steps_of(recipe)
-        trained, replay = step.state, step.replay
-        assert replay is not None
-        accuracies = set()
-        for _ in range(5):
-            trained.begin_epoch()
-            for _ in range(trained.steps):
-                step()
-            before = torch.cuda.get_rng_state()
-            found = measure(step, valid, lambda: None)
-            step.replay = None
-            assert found == measure(step, valid, lambda: None), recipe
-            step.replay = replay
-            assert torch.equal(before, torch.cuda.get_rng_state())
-            trained.end_epoch(found)
-            accuracies.add(found["valid_loss"])
-        assert len(accuracies) == 5, accuracies
-        captured = [graph is not None for graph in replay._graphs.values()]
-        assert captured == [True] * graphs, (recipe, captured)
 
 
 def test_a_stopped_run_goes_on_with_its_own_random_numbers() -> None:

@@ -288,7 +288,7 @@ def run_epochs(
                 run.keep(state, stop)
             check_finite(state)
             state.lap()
-            metrics = measure(step, valid, lambda: run.keep(state, stop))
+            metrics = measure(state, training, valid, lambda: run.keep(state, stop))
             check_finite(state, metrics["valid_loss"] or 0.0)
             run.log(metrics)
             state.end_epoch(metrics)
@@ -298,20 +298,18 @@ def run_epochs(
         run.save(state)
 
 
-def measure(step: Step, valid: Examples, between: Callable[[], None]) -> dict[str, Any]:
+def measure(
+    state: State, training: Examples, valid: Examples, between: Callable[[], None]
+) -> dict[str, Any]:
     """Return the metrics of the epoch that has just ended; ``between`` is called during it."""
-    state, training, recipe = step.state, step.examples, step.state.recipe
+    recipe = state.recipe
     if recipe.statistics == "fresh":
         settings = (recipe.batch, recipe.seed, recipe.augmentation)
         refresh_statistics(state.network, training, *settings, between, state.team)
     valid_loss = valid_accuracy = None
-    if (replay := step.replay) is not None:
-        replay.begin()
     if len(valid):
         forward = state.execution.eval_forward
-        valid_loss, valid_accuracy = evaluate(
-            state.network, valid, between, state.team, forward, replay
-        )
+        valid_loss, valid_accuracy = evaluate(state.network, valid, between, state.team, forward)
     metrics: dict[str, Any] = {
         "epoch": state.epoch,
         "learning_rate": state.learning_rate,
@@ -322,7 +320,7 @@ def measure(step: Step, valid: Examples, between: Callable[[], None]) -> dict[st
     }
     if state.annealer is not None:
         x, _ = next((valid if len(valid) else training).chunks(EXAMINED))
-        stairs = stair_health(state.network, x, state.latent_bounds, replay)
+        stairs = stair_health(state.network, x, state.latent_bounds)
         messages = [stair.warning(fading=not recipe.static_std) for stair in stairs]
         metrics["noise"] = [list(noise or ()) for noise in state.annealer.noise]
         metrics["annealed"] = list(state.annealer.annealed)

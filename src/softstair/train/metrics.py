@@ -20,7 +20,6 @@ from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
 from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds, absolute_bounds
 from softstair.train.parallel import SINGLE_PROCESS, Team
-from softstair.train.step import Replay
 
 CHUNK, CHUNK_ON_GPU = 500, 1000
 """Examples per evaluation step; on a GPU more, since launching kernels takes time too."""
@@ -29,8 +28,6 @@ ENOUGH_EXAMPLES = 4096
 NEARLY_ALL = 0.995
 NARROW = 0.05
 """Standard deviation in quanta; narrower noise is about to end, and its gradient with it."""
-MOST_COMPARISONS = 1 << 28
-"""Up to so many, comparing with each level is faster on a GPU than a histogram, which waits."""
 
 
 @torch.no_grad()
@@ -40,13 +37,11 @@ def evaluate(
     callback: Callable[[], None] = lambda: None,
     team: Team = SINGLE_PROCESS,
     forward: Callable[[Tensor], Tensor] | None = None,
-    replay: Replay | None = None,
 ) -> tuple[float, float]:
     """Return (mean loss, accuracy) of the network in ``eval()``, without noise and in float32.
 
     ``callback`` is called after every chunk of examples, and may raise to stop. The processes of a
-    team share the chunks; each gets the result that one alone would get. ``replay`` calls what is
-    computed of a chunk.
+    team share the chunks; each gets the result that one alone would get.
     """
 
     def score(x: Tensor, y: Tensor) -> Tensor:
@@ -62,7 +57,7 @@ def evaluate(
         parts = zip(examples.x.split(size), examples.y.split(size), strict=True)
         for number, part in enumerate(parts):
             if number % team.size == team.rank:
-                sums[number] = score(*part) if replay is None else replay("score", score, *part)
+                sums[number] = score(*part)
             if (number + 1) % team.size == 0 or number + 1 == chunks:
                 callback()
     team.add(sums)
@@ -154,23 +149,18 @@ class Health:
 
 @torch.no_grad()
 def stair_health(
-    network: nn.Module,
-    x: Tensor,
-    bounds: Mapping[str, Bounds] | None = None,
-    replay: Replay | None = None,
+    network: nn.Module, x: Tensor, bounds: Mapping[str, Bounds] | None = None
 ) -> list[Health]:
     """Return the health of every stair of a network for some inputs; draws no random numbers.
 
     ``bounds`` are those to which the weights of layers are clipped, by the name of the layer.
-    ``replay`` calls what is computed on the device.
     """
     stairs, limits = dict(stair_modules(network)), bounds or {}
     if not stairs:
         return []
-    measure = lambda x: _measure_stairs(network, x, limits)
-    measured = measure(x) if replay is None else replay("stairs", measure, x)
     # One transfer for all stairs, instead of three for each.
-    rows = measured.cpu().split([3 + len(module.stair) for module in stairs.values()])
+    measured = _measure_stairs(network, x, limits).cpu()
+    rows = measured.split([3 + len(module.stair) for module in stairs.values()])
     return [
         _health(name, stairs[name], row.tolist(), name.removesuffix(".weight_stair") in limits)
         for name, row in zip(stairs, rows, strict=True)
@@ -206,14 +196,8 @@ def _measure_stairs(network: nn.Module, x: Tensor, bounds: Mapping[str, Bounds])
 
 def _measure(module: StairModule, x: Tensor, limits: Bounds | None) -> Tensor:
     """Return (std, share without gradient, share at the limits, share of each level …) of ``x``."""
-    # On a GPU, without a table that is copied there, for which the host would wait.
-    index = (kernels.index(x, module.stair) if x.is_cuda else module.stair.index(x)).flatten()
-    levels = len(module.stair)
+    counts = torch.bincount(module.stair.index(x).flatten(), minlength=len(module.stair))
     x = x.float()
-    if x.is_cuda and levels * x.numel() <= MOST_COMPARISONS:
-        counts = (index == torch.arange(levels, device=x.device)[:, None]).sum(1)
-    else:
-        counts = torch.bincount(index, minlength=levels)
     mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
     stair = module.longer_stair(in_quanta=False) or module.stair
     soft = kernels.SoftStair(stair, module.noise, mean, std)

@@ -2,23 +2,20 @@
 
 :class:`Step` runs it operation by operation, on any device. :class:`CapturedStep` replays it as a
 CUDA graph. Both call :func:`train_on`; what a step reads and changes is in
-:class:`~softstair.train.state.State`. :class:`Replay` does the same for what is measured of the
-network after each epoch.
+:class:`~softstair.train.state.State`.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from softstair import _check, _plugins
 from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
-from softstair.nn import stair_modules
 from softstair.train.execution import use_batch_kernel
 from softstair.train.state import State
 
@@ -28,8 +25,6 @@ WARM_UP_STEPS = 2
 
 class Step:
     """A training step that runs operation by operation, on any device."""
-
-    replay: "Replay | None" = None  # of what is measured, if steps are captured
 
     def __init__(self, state: State, examples: Examples) -> None:
         self.state, self.examples = state, use_batch_kernel(examples)
@@ -116,7 +111,7 @@ class CapturedStep(Step):
 
     def __init__(self, state: State, examples: Examples) -> None:
         super().__init__(state, examples)
-        device, self.replay = state.device, Replay(state.network)
+        device = state.device
         # The graph reads these tensors at fixed addresses: only their values may change. Behind the
         # order are indices for the steps that run before a capture at the end of an epoch.
         size = state.example_count + WARM_UP_STEPS * state.recipe.batch
@@ -165,102 +160,25 @@ class CapturedStep(Step):
             torch.cuda.current_stream().wait_stream(self._stream)
         # Without gradients, the captured backward pass allocates them in the graph's own memory.
         self.state.clear_gradients()
-        self._graph, _ = _captured("a training step", self._train_on_next_batch, self._stream)
+        self._graph = _captured(self._train_on_next_batch, self._stream)
         self.captures += 1
 
 
-class Replay:
-    """Calls functions that measure a network; on CUDA, a CUDA graph replays what they compute.
-
-    The host needs longer to launch the kernels of a small network than the device to run them. A
-    graph keeps the addresses of parameters and buffers, and what the host knows of the network: its
-    stairs, whose quanta may be learned. A function is captured if these were the same at the end of
-    the epoch before, and if it does not wait for the device. Its values have the same bits.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
-        self._constants: tuple[Any, ...] = ()
-        self._is_repeated = False
-        self._graphs: dict[Any, Any] = {}  # each with its result and inputs; None if it waits
-        self._stream: torch.cuda.Stream | None = None
-
-    def begin(self) -> None:
-        """Begin to measure; forget graphs of a network with other tensors or other stairs."""
-        modules = [module for _, module in stair_modules(self._network)]
-        for module in modules:
-            module.synchronise()
-        tensors = (*self._network.parameters(), *self._network.buffers())
-        constants = [x.data_ptr() for x in tensors], [module.stair for module in modules]
-        self._is_repeated = constants == self._constants
-        if not self._is_repeated:
-            self._constants = constants
-            self._graphs.clear()
-
-    def __call__(self, name: str, compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Return ``compute(*inputs)``; a call of the same name and shapes may overwrite it."""
-        key = name, *(x.shape for x in inputs)
-        if key not in self._graphs and self._is_repeated:
-            waits = _waits(lambda: compute(*inputs))
-            self._graphs[key] = None if waits else self._capture(compute, inputs)
-        if (recorded := self._graphs.get(key)) is None:
-            return compute(*inputs)
-        graph, result, buffers = recorded
-        for buffer, x in zip(buffers, inputs, strict=True):
-            buffer.copy_(x)
-        graph.replay()
-        return result
-
-    def _capture(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Any:
-        buffers = [x.clone() for x in inputs]
-        # These graphs never run at the same time, so they share memory and a stream.
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        pool = next((other[0].pool() for other in self._graphs.values() if other), None)
-        recorded = _captured("the evaluation", lambda: compute(*buffers), self._stream, pool)
-        return *recorded, buffers
-
-
-def _captured(
-    name: str, compute: Callable[[], Any], stream: torch.cuda.Stream, pool: Any = None
-) -> tuple[Any, Any]:
-    """Return a CUDA graph of what a function computes, and the result, which a replay fills.
-
-    Graphs that may run at the same time need different streams: cuBLAS has one workspace for each
-    stream, which all graphs that are captured in it share.
-    """
+def _captured(compute: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """Return a CUDA graph of what a function computes."""
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            return graph, compute()
+        with torch.cuda.graph(graph, stream=stream):
+            compute()
     except RuntimeError as error:
         if "captur" not in str(error):  # CUDA's errors name a "capture" or "capturing"
             raise
         raise SoftstairError(
-            f"{name} of this model cannot be captured as a CUDA graph ({first_line(error)}): train "
-            "with `capture=never`.",
+            "a training step of this model cannot be captured as a CUDA graph "
+            f"({first_line(error)}): train with `capture=never`.",
             field="capture",
         ) from None
-
-
-def _waits(compute: Callable[[], object]) -> bool:
-    """Call a function; return whether it waits for the device, so that no graph can record it.
-
-    A capture that fails would leave torch's random numbers unusable.
-    """
-    mode = torch.cuda.get_sync_debug_mode()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls the mode a prototype
-            torch.cuda.set_sync_debug_mode("error")
-        compute()
-    except RuntimeError as error:
-        if "synchroniz" not in str(error):
-            raise
-        return True
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-    return False
+    return graph
 
 
 @contextmanager
