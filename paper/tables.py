@@ -26,7 +26,7 @@ from softstair._errors import SoftstairError, import_extra
 from softstair._files import replacing
 from softstair.train import Recipe, RunError
 from softstair.train.options import describe
-from softstair.train.recipe import FIELDS, OLDER_VALUES, fields_with
+from softstair.train.recipe import FIELDS, fields_with
 
 Fold = int | Literal["all"]
 LARGEST_FILE = 1 << 28
@@ -65,7 +65,7 @@ TIMES = ("epochs", *fields_with("scales_with_epochs"))
 """The settings in which a training of another length differs."""
 COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in NAMES}
 """The column of each setting; the learning rate has one for every epoch too."""
-DEFAULTS = {**Recipe(**OLDER_VALUES).to_row(), DATA_VERSION: UNKNOWN}
+DEFAULTS = {**Recipe().to_row(), DATA_VERSION: UNKNOWN}
 """The value of a setting where a table has no column for it."""
 OPTIONAL = [name for name, field in describe(Recipe).items() if field.is_optional]
 KINDS: dict[str, Any] = {
@@ -315,12 +315,10 @@ def _read_csv(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 
 def _read_parquet(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """Read a table. Null means None in the column of an optional field, but an empty cell in a
-    column of text, which older versions wrote for all settings."""
+    """Read a table. Null means None in the column of an optional field."""
     table = import_extra("pyarrow.parquet", "tables").read_table(path)
-    texts = {field.name for field in table.schema if "string" in str(field.type)}
     columns = table.column_names
-    nulls = [COLUMNS[name] for name in OPTIONAL if COLUMNS[name] in {*columns} - texts]
+    nulls = [COLUMNS[name] for name in OPTIONAL if COLUMNS[name] in columns]
     records = table.to_pylist()
     for row in records:
         row |= {name: "None" for name in nulls if row[name] is None}

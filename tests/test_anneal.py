@@ -299,16 +299,6 @@ def test_a_state_that_does_not_fit(change, field):
     assert annealer.steps == 1
 
 
-def test_states_of_versions_whose_schedules_have_no_start():
-    annealer = ss.Annealer(network(), ss.Schedule(3, 2), steps_per_unit=2)
-    annealer.step()
-    state = annealer.state_dict()
-    del state["schedule"]["start"]
-    ss.Annealer(network(), ss.Schedule(3, 2), steps_per_unit=2).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"schedule must have start=0\.0, .* but has start=1\.$"):
-        ss.Annealer(network(), ss.Schedule(3, 2, start=1), 2).load_state_dict(state)
-
-
 def test_noise_is_set_again_after_a_checkpoint_was_loaded():
     """Loading writes to the noise behind the annealer's back; the next step puts it right."""
     net = ss.quantise(networks.mlp(6, 8, 3), TERNARY, TERNARY)

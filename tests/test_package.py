@@ -157,7 +157,7 @@ softstair.train.packed: about packed_network
 softstair.train.parallel: StopRequest torchrun_ranks
 softstair.train.pool: MAX_RUNS_PER_GPU Pool ProcessPool Task cores worker_count
 softstair.train.progress: Event EventSender error_message forget_compiled free_memory
-softstair.train.recipe: FIELDS OLDER_VALUES PresetName fields_with
+softstair.train.recipe: FIELDS PresetName fields_with
 softstair.train.records: metrics_of read_json recipe_of refuse_other_data summary_of
 softstair.train.state: State
 softstair.train.step: CapturedStep Step optimiser_tensors

@@ -241,7 +241,7 @@ class StairModule(nn.Module):
             state_dict[quantum] = learned_quantum(state_dict[quantum], state_dict.pop(ratio))
         try:
             super()._load_from_state_dict(state_dict, prefix, *args)
-            if key in missing:  # a checkpoint of an older version has the quantum alone
+            if key in missing:  # a packed network has the quantum alone
                 missing.remove(key)
                 if not torch.equal(self.quantum, own):
                     self._take_stair(self.stair.with_quantum(self.quantum.tolist()))

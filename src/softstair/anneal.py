@@ -212,8 +212,6 @@ class Annealer:
         own = self.state_dict()
         if not isinstance(state, Mapping) or set(state) != set(own):
             raise _check.wrong("state", state, f"a mapping with {', '.join(own)}")
-        if isinstance(state["schedule"], Mapping):  # older ones have no start
-            state = {**state, "schedule": {"start": 0.0, **state["schedule"]}}
         for name in ("schedule", "steps_per_unit", "update", "freeze"):
             saved, current = state[name], own[name]
             if saved == current:

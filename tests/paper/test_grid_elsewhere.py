@@ -227,7 +227,6 @@ def test_status_says_what_is_done_elsewhere_and_how_much_time_is_left(
 def test_published_tables_are_units_of_the_designs(
     words: str, done: str, count: int, run: Run
 ) -> None:
-    """Their recipes are older than some fields."""
     words = words.replace("paper/", f"{RESULTS.parent / 'paper'}/")
     path = RESULTS / "reproduction" / done
     code, out, err = run("grid", *words.split(), "--status", "--json", "--done", path)

@@ -69,13 +69,6 @@ def test_a_recipe_in_float_by_name_is_the_float_twin() -> None:
     assert not Recipe(bits="float/uint4").is_float
     assert not Recipe(bits="int4").is_float
     assert Recipe.from_row(Recipe(bits=MIXED).to_row()) == Recipe(bits=MIXED)
-    for bits, count in (("ternary", 0), (MIXED, 0), ("int4", "auto"), (None, "auto")):
-        earlier = Recipe(bits=bits).to_json()
-        del earlier["extra_levels"]
-        assert Recipe.from_json(earlier).extra_levels == count
-        assert Recipe.from_row({"bits": str(bits)}).extra_levels == count
-    older = {name: value for name, value in Recipe().to_json().items() if name != "bits"}
-    assert Recipe.from_json(older) == Recipe()
 
 
 def test_names_of_the_stairs_of_a_recipe() -> None:

@@ -145,13 +145,6 @@ def file(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(run.parent / "packed.safetensors", tmp_path))
 
 
-def test_a_file_older_than_a_field_of_the_network(file: Path, tmp_path: Path) -> None:
-    words, table, body = read(file)
-    del words["recipe"]["first_layer"]
-    older = packed_network(make(tmp_path / "older.safetensors", words, table, body))
-    assert torch.equal(scores(packed_network(file), EXAMPLES), scores(older, EXAMPLES))
-
-
 def test_what_it_says_of_itself(run: Path, file: Path, digits: Dataset) -> None:
     words, summary = about(file), json.loads((run / "summary.json").read_text())
     assert Recipe.from_json(words["recipe"]) == replace(SHORT, model="digits")

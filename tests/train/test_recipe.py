@@ -150,24 +150,10 @@ def test_json_that_is_no_recipe(data: Any) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_old_recipes_have_the_values_they_were_trained_with() -> None:
-    written = Recipe(forward="random").to_json()
-    del written["integer_input"], written["statistics"], written["centre_input"]
-    assert Recipe.from_json(written) == Recipe(forward="random", centre_input=False)
-
-
 def test_cells_may_have_their_own_types() -> None:
     row = {"epochs": 4.0, "static_mean": False, "limit": None, "period": 3, "noise": "normal"}
-    older = {"centre_input": False}
-    expected = Recipe(epochs=4, static_mean=False, period=3.0, noise="normal", **older)
+    expected = Recipe(epochs=4, static_mean=False, period=3.0, noise="normal")
     assert Recipe.from_row(row) == expected
-    # Older tables have no stairs on sums, which makes a difference where there are sums.
-    residual = Recipe.from_row({"data": "cifar10", "model": "resnet20"})
-    own = Recipe.from_row({"data": "cifar10", "model": "mine:network"})
-    assert (residual.sums, own.sums, Recipe().sums) == ("none", "none", "sum")
-    plain = [Recipe.from_row({"data": data}) for data in ("digits", "cifar10", "speech")]
-    assert {recipe.sums for recipe in plain} == {"sum"}
-    assert Recipe.from_row({"sums": "none"}).sums == "none"
     for name, cell in {"epochs": "4.5", "static_std": "maybe", "interval": "none"}.items():
         with pytest.raises(SoftstairError) as caught:
             Recipe.from_row({name: cell})

@@ -36,7 +36,6 @@ from softstair.data import Dataset, load
 from softstair.train import Recipe, Run, RunError, checkpoint, train, trained_network
 from softstair.train.checkpoint import CheckpointError
 from softstair.train.loop import source_commit
-from softstair.train.recipe import OLDER_VALUES
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -287,6 +286,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "annealer elsewhere": lambda s: s["annealer"].update(steps=-5),
     "generator": lambda s: s["generators"].update(cpu=torch.zeros(3, dtype=torch.uint8)),
     "sums": lambda s: s.update(sums={"loss": 3.0}),
+    "no origin": lambda s: s.pop("origin"),
     "origin a word": lambda s: s.update(origin="here"),
     "origin without data": lambda s: s["origin"].pop("data"),
 }
@@ -329,55 +329,6 @@ def test_a_checkpoint_of_other_data_is_refused(out: Path) -> None:
         train(RECIPE, out, dataset=digits, resume=True)
 
 
-def test_a_checkpoint_of_an_older_version_warns(out: Path, complete: Result) -> None:
-    forge(out, lambda state: state.pop("origin"))
-    with pytest.warns(UserWarning, match="does not say with which recipe and data"):
-        trained_network(out, load("digits"))
-    with pytest.warns(UserWarning, match="does not say with which recipe and data"):
-        ends_well(out, complete)
-    trained_network(out, load("digits"))  # the checkpoints since then say it
-
-
-def test_a_checkpoint_from_before_stairs_were_saved_loads(out: Path) -> None:
-    def older(state: dict[str, Any]) -> None:
-        saved = state["network"]
-        state["network"] = {key: saved[key] for key in saved if not key.endswith("_extra_state")}
-
-    x = load("digits").x[:50] / 16
-    expected = trained_network(out, load("digits"))(x)
-    forge(out, older)
-    assert torch.equal(trained_network(out, load("digits"))(x), expected)
-
-
-def test_a_run_from_before_calls_of_an_activation_were_told_apart_loads(tmp_path: Path) -> None:
-    relu = nn.ReLU()
-    layers = (nn.Linear(64, 16), relu, nn.Linear(16, 16), relu, nn.Linear(16, 10))
-
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.relu, self.second, _, self.last = layers
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.relu(self.first(x.flatten(1)))
-            return self.last(self.relu(self.second(x)))
-
-    def older(state: dict[str, Any]) -> None:
-        saved = state["network"]
-        kept = [key for key in saved if not key.startswith("relu.") or key.count(".") == 1]
-        assert len(kept) < len(saved)
-        state["network"] = {key: saved[key] for key in kept if not key.endswith("_extra_state")}
-
-    train(recipe(epochs=1), tmp_path / "run", model=Shared())
-    x = load("digits").x[:50] / 16
-    expected = trained_network(tmp_path / "run", load("digits"), Shared())(x)
-    forge(tmp_path / "run", older)
-    assert torch.equal(trained_network(tmp_path / "run", load("digits"), Shared())(x), expected)
-    forge(tmp_path / "run", lambda state: state["network"].pop("relu.std"))
-    with pytest.raises(RunError, match="other names"):
-        trained_network(tmp_path / "run", load("digits"), Shared())
-
-
 def test_a_checkpoint_with_another_stair_is_refused(out: Path) -> None:
     def other(state: dict[str, Any]) -> None:
         for key in state["network"]:
@@ -389,28 +340,6 @@ def test_a_checkpoint_with_another_stair_is_refused(out: Path) -> None:
         train(RECIPE, out, resume=True)
     with pytest.raises(RunError, match="shapes, types or stairs"):
         trained_network(out, load("digits"))
-
-
-def test_a_run_that_began_before_there_were_groups_of_parameters(
-    out: Path, complete: Result
-) -> None:
-    """Config and checkpoint have none of the later fields; the rate may be a tensor of a GPU."""
-    config = json.loads((out / "config.json").read_text())
-    for name in OLDER_VALUES:
-        del config["recipe"][name]
-    # New files have these on, older ones mean off.
-    config["recipe"] |= {"centre_input": True, "sums": "sum"}
-    (out / "config.json").write_text(json.dumps(config))
-
-    def older(state: dict[str, Any]) -> None:
-        state["origin"]["recipe"] = config["recipe"]
-        del state["annealer"]["schedule"]["start"]
-        (group,) = state["optimiser"]["param_groups"]
-        kept = {name: group[name] for name in ("params", "betas", "eps", "weight_decay")}
-        state["optimiser"]["param_groups"] = [{**kept, "lr": torch.tensor(0.5), "fused": True}]
-
-    forge(out, older)
-    ends_well(out, complete)
 
 
 # Full disks

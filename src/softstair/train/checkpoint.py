@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import refuse_link, replacing, write
-from softstair._stair_module import EXTRA_STATE
 from softstair.train.recipe import Recipe
 from softstair.train.records import is_history
 from softstair.train.state import State
@@ -155,15 +153,8 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
-    """Return whether the state of a network has the names, shapes and types of another's.
-
-    That of an older version may lack levels and thresholds, and stairs inside others, which are
-    later calls of the same activation. Loading decides whether it is complete.
-    """
-    inside = re.compile(r"[^.]+\.([^.]+)$")
-    is_inner = lambda name: "." in name and inside.sub(r"\1", name) in own
-    required = {name for name in own if not name.endswith(EXTRA_STATE) and not is_inner(name)}
-    if not isinstance(loaded, Mapping) or not required <= set(loaded) <= set(own):
+    """Return whether the state of a network has the names, shapes and types of another's."""
+    if not isinstance(loaded, Mapping) or set(loaded) != set(own):
         return False
     kind = lambda value: (getattr(value, "shape", None), getattr(value, "dtype", None))
     return all(kind(value) == kind(own[name]) for name, value in loaded.items())
@@ -172,22 +163,14 @@ def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
 def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the newest checkpoint of a run directory, or None if there is none.
 
-    Raises CheckpointError if it was not trained with the ``recipe`` and ``data`` of ``config``. A
-    checkpoint of an older version, which records neither, gives a warning.
+    Raises CheckpointError if it was not trained with the ``recipe`` and ``data`` of ``config``.
     """
     state = load(path / "checkpoint")
     if state is None:
         return None
-    origin = state.pop("origin", None)
     folder = str(path / "checkpoint")
-    if origin is None:
-        warnings.warn(
-            f"the checkpoint in {folder!r} was saved by an older version of softstair and does not "
-            "say with which recipe and data it was trained; this was not checked.",
-            stacklevel=2,
-        )
-        return state
     try:
+        origin = state.pop("origin")
         saved, data = Recipe.from_json(origin["recipe"]), origin["data"]
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(

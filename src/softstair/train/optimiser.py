@@ -35,67 +35,49 @@ class OptimiserOptions(Options):
         "Initial learning rate of latent weights, in quanta (None: the learning rate; with bits "
         "and Adam, 0.03).",
         within=RATE,
-        older_value=None,
     )
     quanta: Literal["auto", "fixed", "calibrated", "learned"] = option(
         "auto",
         "Keep the quanta, fit those of features to a few batches before training, or learn all "
         "with the weights (auto: calibrated with bits, else fixed).",
         "architecture",
-        older_value="auto",
     )
     quantum_rate: float | None = option(
         None,
         "Initial learning rate of learned quanta, relative to the quantum (None: the learning "
         "rate).",
         within=RATE,
-        older_value=None,
     )
-    norm_rate: float = option(
-        1.0, f"{FACTOR} normalisations and biases.", within=RATE, older_value=1.0
-    )
+    norm_rate: float = option(1.0, f"{FACTOR} normalisations and biases.", within=RATE)
     first_rate: float = option(
         1.0,
         f"{FACTOR} the first layer's weights, if their stair is not that of the others.",
         within=RATE,
-        older_value=1.0,
     )
-    last_rate: float = option(1.0, f"{FACTOR} a last layer in float.", within=RATE, older_value=1.0)
+    last_rate: float = option(1.0, f"{FACTOR} a last layer in float.", within=RATE)
     rate_shape: Literal["drop", "cosine", "linear", "flat-then-linear"] = option(
         "drop",
         "Learning rate over the run: one drop, or a fall to 0 along a cosine or a line; "
         "flat-then-linear begins to fall after 60 % of the run.",
-        older_value="drop",
     )
     warm_up: float = option(
-        0.0,
-        "Epochs in which the learning rate rises from 0.",
-        "scales_with_epochs",
-        within=TIME,
-        older_value=0.0,
+        0.0, "Epochs in which the learning rate rises from 0.", "scales_with_epochs", within=TIME
     )
     momentum: float = option(0.9, "Momentum of sgd and nesterov.", within=(0.0, 0.999999))
     weight_decay: float = option(0.0, "Weight decay.", within=RATE)
     norm_decay: float | None = option(
-        None,
-        "Weight decay of normalisations and biases (None: as of weights).",
-        within=RATE,
-        older_value=None,
+        None, "Weight decay of normalisations and biases (None: as of weights).", within=RATE
     )
     clip_gradient: float | None = option(
-        None, "Largest norm of the gradient (None: any).", within=POSITIVE, older_value=None
+        None, "Largest norm of the gradient (None: any).", within=POSITIVE
     )
     clip_latent: bool = option(
-        False,
-        "Clip latent weights after each step to where the initial noise has a density.",
-        older_value=False,
+        False, "Clip latent weights after each step to where the initial noise has a density."
     )
     label_smoothing: float = option(
-        0.0, "Share of each label spread over all classes.", within=(0.0, 0.999), older_value=0.0
+        0.0, "Share of each label spread over all classes.", within=(0.0, 0.999)
     )
-    loss: str | None = option(
-        None, "Your own loss, package.module:object.", "own_code", older_value=None
-    )
+    loss: str | None = option(None, "Your own loss, package.module:object.", "own_code")
     drop: float | None = option(
         32.0, "Epoch of the drop (None: never).", "scales_with_epochs", within=TIME
     )

@@ -34,7 +34,6 @@ class Option:
     help: str
     facts: frozenset[str]
     within: tuple[Any, Any] = (None, None)  # the least and the greatest number
-    older_value: Any = ...  # of files written before the field existed; ...: all files have it
     name: str = ""
     kind: type = str  # bool, int, float, str or tuple
     choices: tuple[str, ...] = ()
@@ -193,39 +192,26 @@ class DataOptions(Options):
     augment: Moves = option(
         "none", "Images: random crops after padding by 4, and flips. Speech: shifts up to 0.1 s."
     )
-    cutout: int = option(
-        0, "Side of a random square of each image that is set to 0.", within=COUNT, older_value=0
-    )
+    cutout: int = option(0, "Side of a random square of each image that is set to 0.", within=COUNT)
     erase: float = option(
         0.0,
         "Probability that a rectangle of 2 to 33 % of an image is replaced by noise.",
         within=SHARE,
-        older_value=0.0,
     )
-    mixup: float = option(
-        0.0, "Largest share of a second example in a mixture.", within=SHARE, older_value=0.0
-    )
+    mixup: float = option(0.0, "Largest share of a second example in a mixture.", within=SHARE)
     cutmix: float = option(
-        0.0,
-        "Largest share of the area that a second example replaces.",
-        within=SHARE,
-        older_value=0.0,
+        0.0, "Largest share of the area that a second example replaces.", within=SHARE
     )
-    time_mask: int = option(
-        0, "Most frames of a recording that are set to 0.", within=COUNT, older_value=0
-    )
+    time_mask: int = option(0, "Most frames of a recording that are set to 0.", within=COUNT)
     coefficient_mask: int = option(
-        0, "Most coefficients of a recording that are set to 0.", within=COUNT, older_value=0
+        0, "Most coefficients of a recording that are set to 0.", within=COUNT
     )
     integer_input: bool = option(
         False,
         "Normalise the input with an integer zero point and a power-of-two scale, so that the "
         "first layer is exact in integers.",
-        older_value=False,
     )
-    centre_input: bool = option(
-        True, "Centre the input of speech: (x - 128) / 16 instead of x.", older_value=False
-    )
+    centre_input: bool = option(True, "Centre the input of speech: (x - 128) / 16 instead of x.")
 
     @property
     def augmentation(self) -> Augmentation:
@@ -272,7 +258,6 @@ class NetworkOptions(Options):
         "same",
         "Stair of the first layer's weights (same: as the others; intN: within ±1).",
         "architecture",
-        older_value="same",
     )
     last_layer: Literal["float", "stair"] = option(
         "float", "Keep the last layer in float, or quantise its weights too.", "architecture"
@@ -281,14 +266,12 @@ class NetworkOptions(Options):
         "sum",
         "Stairs for sums without an activation: as few as export needs, on all branches, or none.",
         "architecture",
-        older_value="none",
     )
     shortcuts: Literal["same"] | StairName = option(
         "same",
         "Finer stair for features that are added to others, such as uint8; weights still read them "
         "with the bits of the layer (same: no second stair).",
         "architecture",
-        older_value="same",
     )
     skip: tuple[str, ...] = option(
         (), "Further modules to keep in float, by name or pattern.", "architecture"
@@ -298,7 +281,6 @@ class NetworkOptions(Options):
         None,
         "Stairs by name, with fitted quanta: int4, ternary, int4/uint4, or stem=int8,*=int4.",
         "architecture",
-        older_value=None,
     )
 
     @property
@@ -355,16 +337,13 @@ class TeacherOptions(Options):
         None,
         "Start from the weights of a float run of the same model: its directory, or auto, which "
         "trains it first.",
-        older_value=None,
     )
     teacher: str | None = option(
-        None, "Learn the scores of a float run too: its directory, or auto.", older_value=None
+        None, "Learn the scores of a float run too: its directory, or auto."
     )
-    teacher_weight: float = option(
-        0.9, "Weight of the teacher in the loss.", within=SHARE, older_value=0.9
-    )
+    teacher_weight: float = option(0.9, "Weight of the teacher in the loss.", within=SHARE)
     temperature: float = option(
-        4.0, "Divisor of all scores before the softmax.", within=(1e-3, 1e6), older_value=4.0
+        4.0, "Divisor of all scores before the softmax.", within=(1e-3, 1e6)
     )
 
     def _check_together(self) -> None:
@@ -381,7 +360,6 @@ class SplitOptions(Options):
     statistics: Literal["running", "fresh"] = option(
         "running",
         "Evaluate with running batch statistics, or with fresh ones of 4,096 training examples.",
-        older_value="running",
     )
     fold: int | Literal["all"] = option(
         0,

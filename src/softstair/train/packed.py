@@ -28,11 +28,16 @@ from softstair.nn import StairLayer
 from softstair.stair import Stair
 from softstair.train.checkpoint import is_like
 from softstair.train.network import stair_network, trained_network
-from softstair.train.recipe import OLDER_VALUES, Recipe, fields_with
+from softstair.train.recipe import Recipe, fields_with
 from softstair.train.records import recipe_of, summary_of
 
 FORMAT = 1
 MAX_BYTES = 1 << 30
+NEWER = {
+    name: getattr(Recipe(), name)
+    for name in ("first_layer", "sums", "shortcuts", "bits", "quanta", "extra_levels")
+}
+"""Fields that files of the zoo and of results/networks lack."""
 
 
 def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
@@ -88,7 +93,8 @@ def packed_network(file: Path | str) -> nn.Module:
             model = build(recipe.model, classes, tuple(shape))
             network = stair_network(model, recipe, torch.zeros(2, *shape))
         state = _unpacked(network, tensors)
-        if not is_like(state, network.state_dict()):
+        own = network.state_dict()
+        if not is_like(state, {key: own[key] for key in own if not key.endswith(EXTRA_STATE)}):
             raise ValueError("its tensors are not those of its network")
         network.load_state_dict(state)
         if metadata.get("digest") not in (None, _digest(tensors)):
@@ -110,7 +116,7 @@ def about(file: Path | str) -> dict[str, Any]:
 
 def packed_recipe(metadata: Mapping[str, Any], *names: str) -> Recipe:
     """Return a recipe with what the metadata of a file say of the network, and of some fields."""
-    recipe = {**OLDER_VALUES, **metadata["recipe"]}
+    recipe = {**NEWER, **metadata["recipe"]}
     if ":" in recipe["noise"]:
         recipe["noise"] = "uniform"  # in eval() there is none, and a file may come from anybody
     return Recipe(**{name: recipe[name] for name in (*fields_with("architecture"), *names)})

@@ -9,7 +9,6 @@ import torch
 
 from softstair import _check, noise as noises
 from softstair._errors import SoftstairError
-from softstair.models import DEFAULTS, NETWORKS
 from softstair.regularise import Forward
 from softstair.schedule import Interval, Power, Schedule
 from softstair.train import options
@@ -52,7 +51,6 @@ class NoiseOptions(Options):
         "Levels added to each end of the features' stairs in the backward pass only (auto: 1 for "
         "ternary bits in deep networks without shortcuts, else 0).",
         within=(0, 100),
-        older_value="auto",
     )
     interval: Interval = option(
         "partition",
@@ -69,14 +67,13 @@ class NoiseOptions(Options):
         "scales_with_epochs",
     )
     noise_schedule: str | None = option(
-        None, "Your own schedule, package.module:object.", "own_code", older_value=None
+        None, "Your own schedule, package.module:object.", "own_code"
     )
     anneal_from: float | str = option(
         0.0,
         "Epoch at which annealing begins, or a share of the epochs such as 50%.",
         "scales_with_epochs",
         within=options.TIME,
-        older_value=0.0,
     )
     update: Literal["iteration", "epoch"] = option(
         "iteration", "Update the noise at every iteration, or once per epoch."
@@ -261,9 +258,9 @@ class Recipe(
 
     @classmethod
     def from_json(cls, data: Any) -> "Recipe":
-        """Return the recipe that :meth:`to_json` wrote, in this version or an older one."""
+        """Return the recipe that :meth:`to_json` wrote."""
         given = set(data) if isinstance(data, Mapping) else set()
-        missing = [name for name in FIELDS if name not in given and name not in OLDER_VALUES]
+        missing = [name for name in FIELDS if name not in given]
         unknown = sorted(_check.shortened(name) for name in given - set(FIELDS))
         if missing or unknown:
             problem = f"{', '.join(missing[:3])} missing" if missing else f"{unknown[0]} unknown"
@@ -271,7 +268,7 @@ class Recipe(
                 f"a recipe must have each of its {len(FIELDS)} fields and no other, but there is "
                 f"{problem}."
             )
-        return cls(**{**_older_values(data), **data})
+        return cls(**data)
 
     def cell(self, name: str) -> str:
         """Return a field as text, as tables and conditions have it.
@@ -293,9 +290,8 @@ class Recipe(
     def from_row(cls, row: Mapping[str, Any]) -> "Recipe":
         """Return the recipe of a row of a table, whose other columns are ignored.
 
-        A field without a column, or with an empty cell, has the value with which runs older than
-        the field were trained, if that has an effect, and otherwise its default. Cells are text or
-        have the type of their field.
+        A field without a column, or with an empty cell, has its default. Cells are text or have the
+        type of their field.
 
         >>> Recipe.from_row({"epochs": "50", "static_std": "TRUE", "interval": "none"}).interval
         'partition'
@@ -303,11 +299,7 @@ class Recipe(
         cells = {name: row[name] for name in FIELDS if row.get(name) not in ("", None)}
         annealing = {name: cells.pop(name) for name in ("interval", "power") if name in cells}
         known = describe(cls)
-        values = {name: known[name].from_text(cell) for name, cell in cells.items()}
-        recipe = cls(**{**_older_values(values), **values})
-        model = DEFAULTS.get(recipe.data) if recipe.model == "auto" else recipe.model
-        if "sums" not in values and model in NETWORKS and not NETWORKS[model].has_sums:
-            recipe = replace(recipe, sums=cls().sums)
+        recipe = cls(**{name: known[name].from_text(cell) for name, cell in cells.items()})
         if not recipe.is_annealed:
             annealing = {name: cell for name, cell in annealing.items() if cell != "none"}
         return replace(recipe, **annealing)
@@ -319,22 +311,6 @@ class Recipe(
 
 
 FIELDS = tuple(describe(Recipe))
-
-OLDER_VALUES: dict[str, Any] = {
-    name: known.older_value
-    for name, known in describe(Recipe).items()
-    if known.older_value is not ...
-}
-"""The fields that older files do not have, and the values that these files mean."""
-
-
-def _older_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of fields that a file written before they existed does not have.
-
-    Networks with ternary bits were trained without extra levels.
-    """
-    has_ternary_bits = "ternary" in str(given.get("bits"))
-    return {**OLDER_VALUES, "extra_levels": 0 if has_ternary_bits else "auto"}
 
 
 def fields_with(fact: options.Fact) -> tuple[str, ...]:

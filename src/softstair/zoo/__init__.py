@@ -23,7 +23,7 @@ from softstair.data.folds import held_out
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate as evaluate_network
 from softstair.train.network import levels_of
-from softstair.train.packed import about, packed_network, packed_recipe
+from softstair.train.packed import NEWER, about, packed_network, packed_recipe
 from softstair.train.recipe import Recipe
 
 __all__ = ["Card", "card", "evaluate", "load", "names"]
@@ -117,7 +117,7 @@ def card(name: str) -> Card:
     metadata = about(file)
     try:
         entry = _cards()[name]
-        recipe = Recipe.from_json(metadata["recipe"])
+        recipe = Recipe.from_json({**NEWER, **metadata["recipe"]})
         accuracies = tuple(
             _check.number("accuracies", value, 0, 1) for value in entry["accuracies"]
         )
