@@ -1,4 +1,4 @@
-"""Models that processes of a team import by name; importing a test file would take a second."""
+"""Models that several processes import by name; importing a test file would take a second."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ class Witness(nn.Sequential):
             os.kill(os.getppid() if target == "launcher" else os.getpid(), int(number))
             time.sleep(1.0)  # until the launcher has passed it on
         if not self.training and (folder := os.environ.get("NOTES")):
-            values = b"".join(value.numpy().tobytes() for value in self.state_dict().values())
+            values = b"".join(x.detach().numpy().tobytes() for x in self.parameters())
             with open(Path(folder, os.environ["RANK"]), "a", encoding="utf-8") as file:
                 file.write(hashlib.sha256(values).hexdigest() + "\n")
         return super().forward(x)

@@ -284,7 +284,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "optimiser of other groups": lambda s: s["optimiser"]["param_groups"][0]["params"].pop(),
     "no annealer": lambda s: s.update(annealer=None),
     "annealer elsewhere": lambda s: s["annealer"].update(steps=-5),
-    "generator": lambda s: s["generators"].update(cpu=torch.zeros(3, dtype=torch.uint8)),
+    "generator": lambda s: s["generators"][0].update(cpu=torch.zeros(3, dtype=torch.uint8)),
     "sums": lambda s: s.update(sums={"loss": 3.0}),
     "no origin": lambda s: s.pop("origin"),
     "origin a word": lambda s: s.update(origin="here"),

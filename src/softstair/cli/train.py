@@ -32,7 +32,7 @@ CURVE = 40
 
 @contextlib.contextmanager
 def rank_zero_output() -> Iterator[None]:
-    """Discard output inside, and the message of an error, in all processes but rank 0."""
+    """Discard output inside in all processes but rank 0; an error ends it."""
     if not parallel.torchrun_ranks()[0]:
         yield
         return
@@ -41,7 +41,7 @@ def rank_zero_output() -> Iterator[None]:
         silent.enter_context(contextlib.redirect_stderr(null))
         try:
             yield
-        except (ValueError, OSError):
+        except parallel.ConnectionLost:  # the process that ended has said why
             raise SystemExit(2) from None
 
 
@@ -103,12 +103,12 @@ class Command:
     def run(self) -> int:
         with rank_zero_output():
             self._check()
-            with parallel.joined(self.device) as team:
+            with parallel.joined(self.device):
                 name = self.recipe.data.rpartition(":")[2]
-                out = team.broadcast(lambda: self.out or next_free(Path("runs"), name))
+                out = parallel.from_rank_zero(lambda: self.out or next_free(Path("runs"), name))
                 failed = 0
                 with Stoppable("train", lambda: self._again(out), launch_command) as stop:
-                    failed = self._train_all(out, team)
+                    failed = self._train_all(out)
             if stop.exit_code:
                 return stop.exit_code
             if failed:
@@ -117,7 +117,7 @@ class Command:
                     f"continue with {self._again(out)}"
                 )
         with Stoppable("train", lambda: self._again(out), launch_command) as stop:
-            if team.is_rank_zero:
+            if not parallel.torchrun_ranks()[0]:
                 _show([path for _, path in self._runs(out)], out / "picture.png")
         return stop.exit_code or 0
 
@@ -158,10 +158,10 @@ class Command:
         folds = range(self.recipe.folds)
         return [(replace(self.recipe, fold=fold), out / f"fold-{fold}") for fold in folds]
 
-    def _train_all(self, out: Path, team: parallel.Team) -> int:
+    def _train_all(self, out: Path) -> int:
         """Train what is not finished; return how many folds failed."""
         try:
-            left = team.broadcast(lambda: list(self._unfinished(out)))
+            left = parallel.from_rank_zero(lambda: list(self._unfinished(out)))
             if left and self.every_fold:
                 paths = (path for _, path in self._runs(out))
                 records.refuse_other_data(paths, {self.recipe.data}, self.data_dir)
@@ -173,7 +173,7 @@ class Command:
                     progress.note("the digits are embedded: --data-dir has no effect.")
                 if len(left) < 2 or count(None) == 1:
                     for recipe, path in left:
-                        self._train_here(recipe, path, progress, team)
+                        self._train_here(recipe, path, progress)
                     return 0
                 tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
                 settings = {**self._settings(), "tensorboard": self.tensorboard}
@@ -204,18 +204,16 @@ class Command:
                 continue
             yield recipe, path
 
-    def _train_here(
-        self, recipe: Recipe, out: Path, progress: Progress, team: parallel.Team
-    ) -> None:
+    def _train_here(self, recipe: Recipe, out: Path, progress: Progress) -> None:
         label = f"fold {recipe.fold}" if self.every_fold else ""
         progress.show(label, {"kind": "start"})
         sender = EventSender(lambda event: progress.show(label, event), self._base())
         with contextlib.ExitStack() as stack:
             watchers: list[Any] = [sender]
-            if self.tensorboard and team.is_rank_zero:
+            if self.tensorboard and parallel.rank() == 0:
                 watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
             settings = {**self._settings(), "watchers": watchers, "loading": sender.loading}
-            train(recipe, out, team=team, **settings)
+            train(recipe, out, **settings)
         progress.show(label, {"kind": "done"})
 
     def _settings(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import refuse_link, replacing, write
+from softstair.train import parallel
 from softstair.train.recipe import Recipe
 from softstair.train.records import is_history
 from softstair.train.state import State
@@ -194,13 +195,11 @@ def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | N
 
 def state_dict(state: State) -> dict[str, Any]:
     """Return everything that the rest of the training depends on."""
-    first, *others = state.team.gather(state.random_state())
     return {
         "network": state.network.state_dict(),
         "optimiser": state.optimiser.state_dict(),
         "annealer": None if state.annealer is None else state.annealer.state_dict(),
-        "generators": first,
-        **({"others": others} if others else {}),
+        "generators": parallel.gathered(state.random_state()),
         "epoch": state.epoch,
         "step": state.step,
         "order": state.order,
@@ -228,9 +227,6 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     seconds = float(saved["seconds"])
     if not 0 <= seconds < math.inf:
         raise ValueError("invalid value of seconds")
-    random_states = [saved["generators"], *saved.get("others", [])]
-    if len(random_states) != state.team.size:
-        raise ValueError(f"it was saved by {len(random_states)} processes")
     state.load_network(saved["network"])
     state.epoch, state.step, state.seconds = saved["epoch"], saved["step"], seconds
     state.history = list(saved["history"])
@@ -241,7 +237,7 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     state.order = None if order is None else order.to(state.device)
     state.loss.copy_(saved["sums"]["loss"])
     state.correct.copy_(saved["sums"]["right"])
-    state.set_random_state(random_states[state.team.rank])
+    state.set_random_state(saved["generators"][parallel.rank()])
 
 
 def _check_position(state: State, saved: dict[str, Any]) -> None:

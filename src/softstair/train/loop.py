@@ -22,10 +22,10 @@ from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.nn import layer_count
-from softstair.train import execution, records, teacher
+from softstair.train import execution, parallel, records, teacher
 from softstair.train.metrics import chosen_inputs, evaluate, refresh_statistics, stair_health
 from softstair.train.network import describe_network, make_network
-from softstair.train.parallel import SINGLE_PROCESS, StopRequest, Team
+from softstair.train.parallel import StopRequest, from_rank_zero
 from softstair.train.recipe import Recipe
 from softstair.train.records import Role, RunError
 from softstair.train.run import Run, check_finite
@@ -35,6 +35,8 @@ from softstair.train.teacher import FloatRun
 
 EXAMINED = 64
 """Examples that show how the levels of the stairs are occupied."""
+SEED_STEP = 1_000_003
+"""Between the seeds of two processes: more than seeds that are compared differ."""
 
 
 class Watcher(Protocol):
@@ -65,9 +67,10 @@ def train(
     loading: Loading | None = None,
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
-    team: Team = SINGLE_PROCESS,
 ) -> dict[str, Any]:
     """Train by a recipe in a run directory.
+
+    Inside :func:`softstair.train.parallel.joined`, each process that torchrun started calls it.
 
     Args:
         recipe: What to train.
@@ -82,8 +85,6 @@ def train(
         loading: Called with (done, total) while features of recordings are computed.
         dataset: Data to use instead of what the recipe names.
         model: Model to use instead of what the recipe names; it is copied.
-        team: The processes that train the run, from :func:`softstair.train.parallel.joined`; each
-            of them calls this function.
 
     Returns:
         The content of ``summary.json``.
@@ -99,33 +100,34 @@ def train(
     >>> summary["epochs"], 0 < summary["valid_accuracy"] <= 1
     (1, True)
     """
-    with Run.hold(Path(out), team) as run:
+    with Run.hold(Path(out)) as run:
         # The other processes may not see the run directory.
-        begun, summary = team.broadcast(lambda: _open(run, recipe, resume))
+        begun, summary = from_rank_zero(lambda: _open(run, recipe, resume))
         if summary is not None:
             return summary
-        with team.all_or_none():
-            place = execution.choose_device(device, team.local_rank)
-            execution.check_kernels(recipe, place)
+        place = execution.choose_device(device, parallel.local_rank())
+        execution.check_kernels(recipe, place)
+        if dataset is None and parallel.rank() == 0:
+            dataset = load(recipe.data, data_dir, loading)
+        from_rank_zero(lambda: None)  # the others then read the features that rank 0 has written
         if dataset is None:
-            dataset = team.rank_zero_first(lambda: load(recipe.data, data_dir, loading))
+            dataset = load(recipe.data, data_dir, loading)
         backend = nullcontext() if recipe.kernels == "auto" else kernels.use(recipe.kernels)
         with execution.training_settings(recipe, place), backend:
             torch.manual_seed(recipe.seed)
             advice = "lower `batch` in a new run, or free memory and pass `resume`"
             lacking = f"not enough memory for batches of {recipe.batch}"
             with execution.memory_errors(f"{lacking}: {advice}."):
-                with team.all_or_none():
-                    sampled = dataset.sample(recipe.limit)
-                    network = make_network(recipe, sampled, model)
-                    # What follows raises before other runs train.
-                    check_data(recipe, sampled)
-                    if not recipe.is_float:
-                        recipe.schedule(layer_count(network))
+                sampled = dataset.sample(recipe.limit)
+                network = make_network(recipe, sampled, model)
+                # What follows raises before other runs train.
+                check_data(recipe, sampled)
+                if not recipe.is_float:
+                    recipe.schedule(layer_count(network))
                 given = {"data_dir": data_dir, "device": device, "threads": threads}
                 floats = _float_runs(recipe, run, network, dataset, watchers, model, **given)
                 threads = threads or begun.get("threads")
-                per_process = recipe.batch // team.size
+                per_process = recipe.batch // parallel.size()
                 torch.set_num_threads(threads or execution.choose_threads(network, per_process))
                 own = model is not None
                 return _train(recipe, run, sampled, network, floats, place, watchers, own, begun)
@@ -142,7 +144,7 @@ def check_data(recipe: Recipe, sampled: Dataset) -> None:
 
 def _open(run: Run, recipe: Recipe, resume: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return config.json and the summary of the run that is there."""
-    begun, processes = records.recipe_of(run.path), run.team.size
+    begun, processes = records.recipe_of(run.path), parallel.size()
     summary = None if begun is None else records.summary_of(run.path)
     if begun is not None:
         if not resume:
@@ -183,10 +185,10 @@ def _float_runs(
             chosen = teacher.auto_recipe(recipe, role, shape)
             settings["model"] = model if chosen.model == recipe.model else None
             parts = [watcher.part(role) for watcher in watchers if hasattr(watcher, "part")]
-            out, team = refuse_link(path), run.team
-            train(chosen, out, resume=True, watchers=parts, dataset=dataset, team=team, **settings)
+            out = refuse_link(path)
+            train(chosen, out, resume=True, watchers=parts, dataset=dataset, **settings)
         if path not in loaded:
-            loaded[path] = teacher.load_float_run(role, path, recipe, dataset, model, run.team)
+            loaded[path] = teacher.load_float_run(role, path, recipe, dataset, model)
         floats[role] = loaded[path]
         if role == "start" and not is_auto[role] and is_auto["teacher"]:
             # It raises before the teacher trains.
@@ -208,10 +210,9 @@ def _train(
     """Train the network and return its summary; ``begun`` is config.json of a run to resume."""
     if "start" in floats:
         teacher.start_from(network, floats["start"], recipe)
-    team, numbers = run.team, (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
-    with team.all_or_none():
-        parts = split(dataset, recipe.fold, recipe.folds)
-        training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
+    numbers = (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
+    parts = split(dataset, recipe.fold, recipe.folds)
+    training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
     is_calibrated = recipe.calibrates and not recipe.is_float and not run.has_checkpoint()
 
     def first_state() -> dict[str, Any]:
@@ -223,24 +224,23 @@ def _train(
 
     # All processes begin alike: a user's own model may draw its first weights from another
     # generator than torch's, and rank 0 alone calibrates.
-    first = team.broadcast(first_state)
-    if team.size > 1:
+    first = from_rank_zero(first_state)
+    if parallel.size() > 1:
         network.load_state_dict(first)
-    with team.all_or_none():
-        state = State(recipe, network, len(training), device, own, team)
-        if recipe.loss is not None:
-            state.own_loss = own_loss(recipe.loss, len(dataset.classes))
+    state = State(recipe, network, len(training), device, own)
+    if recipe.loss is not None:
+        state.own_loss = own_loss(recipe.loss, len(dataset.classes))
     if "start" in floats:
         state.start_advice = teacher.other_input(floats["start"], recipe, dataset)
     if "teacher" in floats:
         state.teacher = teacher.Teacher(floats["teacher"], recipe, dataset, device)
-    if not team.is_rank_zero:
-        torch.manual_seed(team.seed(recipe.seed))
+    if parallel.rank() > 0:
+        torch.manual_seed((recipe.seed + parallel.rank() * SEED_STEP) % 2**63)
     digests = {str(role): float_run.digest for role, float_run in floats.items()}
     config: dict[str, Any] = {
         **begun,  # a run that has a checkpoint does not read its start again
         **describe(recipe, dataset, device),
-        "processes": team.size,
+        "processes": parallel.size(),
         "step": state.execution.to_json(),
         **digests,
     }
@@ -252,9 +252,7 @@ def _train(
     test_accuracy = None
     if dataset.test_x is not None and dataset.test_y is not None:
         test = Examples(dataset.test_x, dataset.test_y, *numbers)
-        _, test_accuracy = evaluate(
-            state.network, test, team=team, forward=state.execution.eval_forward
-        )
+        _, test_accuracy = evaluate(state.network, test, forward=state.execution.eval_forward)
     accuracies = [line["valid_accuracy"] for line in state.history]  # None without validation
     seconds = state.seconds
     summary = {
@@ -275,8 +273,8 @@ def run_epochs(
 ) -> None:
     """Train from the position of ``state`` to the last epoch; a signal saves and stops it."""
     step = (CapturedStep if state.execution.captured else Step)(state, training)
-    # A scheduler and torchrun both signal every process of a team: the second means nothing.
-    with StopRequest(raise_second=state.team.size == 1) as stop:
+    # A scheduler and torchrun both signal every process: the second means nothing.
+    with StopRequest(raise_second=parallel.size() == 1) as stop:
         for watcher in watchers:
             watcher.begin(state)
         while state.epoch < state.recipe.epochs:
@@ -305,11 +303,11 @@ def measure(
     recipe = state.recipe
     if recipe.statistics == "fresh":
         settings = (recipe.batch, recipe.seed, recipe.augmentation)
-        refresh_statistics(state.network, training, *settings, between, state.team)
+        refresh_statistics(state.network, training, *settings, between)
     valid_loss = valid_accuracy = None
     if len(valid):
         forward = state.execution.eval_forward
-        valid_loss, valid_accuracy = evaluate(state.network, valid, between, state.team, forward)
+        valid_loss, valid_accuracy = evaluate(state.network, valid, between, forward)
     metrics: dict[str, Any] = {
         "epoch": state.epoch,
         "learning_rate": state.learning_rate,

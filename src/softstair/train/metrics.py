@@ -1,7 +1,5 @@
 """What is measured of a network in training: accuracy, fresh statistics, use of the stairs."""
 
-import functools
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from softstair.data.batches import PLAIN, Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
 from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds, absolute_bounds
-from softstair.train.parallel import SINGLE_PROCESS, Team
 
 CHUNK, CHUNK_ON_GPU = 500, 1000
 """Examples per evaluation step; on a GPU more, since launching kernels takes time too."""
@@ -35,13 +32,11 @@ def evaluate(
     network: nn.Module,
     examples: Examples,
     callback: Callable[[], None] = lambda: None,
-    team: Team = SINGLE_PROCESS,
     forward: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[float, float]:
     """Return (mean loss, accuracy) of the network in ``eval()``, without noise and in float32.
 
-    ``callback`` is called after every chunk of examples, and may raise to stop. The processes of a
-    team share the chunks; each gets the result that one alone would get.
+    ``callback`` is called after every chunk of examples, and may raise to stop.
     """
 
     def score(x: Tensor, y: Tensor) -> Tensor:
@@ -56,13 +51,9 @@ def evaluate(
     with training_mode(network, training=False), matmul_precision("float32"):
         parts = zip(examples.x.split(size), examples.y.split(size), strict=True)
         for number, part in enumerate(parts):
-            if number % team.size == team.rank:
-                sums[number] = score(*part)
-            if (number + 1) % team.size == 0 or number + 1 == chunks:
-                callback()
-    team.add(sums)
-    # In order, whichever process computed them: another order would round differently.
-    loss, correct = (functools.reduce(operator.add, column) for column in sums.T.tolist())
+            sums[number] = score(*part)
+            callback()
+    loss, correct = sums.sum(0).tolist()
     return loss / len(examples), correct / len(examples)
 
 
@@ -84,7 +75,6 @@ def refresh_statistics(
     seed: int,
     augmentation: Augmentation = PLAIN,
     callback: Callable[[], None] = lambda: None,
-    team: Team = SINGLE_PROCESS,
 ) -> None:
     """Estimate running statistics anew from training examples that ``seed`` chooses and augments.
 
@@ -101,13 +91,6 @@ def refresh_statistics(
 
     with matmul_precision("float32"):
         average_statistics(network, norms, inputs())
-    if team.size > 1:
-        names = ("running_mean", "running_var")
-        buffers = [norm.get_buffer(name) for norm in norms for name in names]
-        shared = team.broadcast(lambda: [buffer.cpu() for buffer in buffers])
-        with torch.no_grad():
-            for buffer, value in zip(buffers, shared, strict=True):
-                buffer.copy_(value)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 from softstair._errors import import_extra
 from softstair._files import refuse_link, write
 from softstair.train import checkpoint
-from softstair.train.parallel import SINGLE_PROCESS, Interrupted, StopRequest, Team
+from softstair.train.parallel import Interrupted, StopRequest, agree, from_rank_zero, rank
 from softstair.train.records import AGAIN, FLOAT_RUNS, RunError, read_json
 from softstair.train.state import State
 
@@ -36,25 +36,21 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 class Run:
-    """A locked run directory; see :meth:`hold`. Of a team, rank 0 reads and writes it."""
+    """A locked run directory; see :meth:`hold`. Of several processes, rank 0 has it."""
 
-    def __init__(self, path: Path, team: Team = SINGLE_PROCESS) -> None:
-        self.path, self.team = path, team
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._config: dict[str, Any] = {}
         self._saved: tuple[int, int] | None = None
         self._saved_at, self._cost = time.monotonic(), 0.0
 
     @classmethod
     @contextlib.contextmanager
-    def hold(cls, path: Path, team: Team = SINGLE_PROCESS) -> Iterator["Run"]:
+    def hold(cls, path: Path) -> Iterator["Run"]:
         """Create and lock the directory. The lock ends with the process, even if it is killed."""
-        with contextlib.ExitStack() as stack:
-            with team.all_or_none():
-                if team.is_rank_zero:
-                    stack.enter_context(_locked(path))
-            run = cls(path, team)
+        with _locked(path) if rank() == 0 else contextlib.nullcontext():
             try:
-                yield run
+                yield cls(path)
             except OSError as error:
                 if error.errno not in DISK_ERRORS:
                     raise
@@ -69,28 +65,19 @@ class Run:
         return read_json(self.path, "config.json")
 
     def has_checkpoint(self) -> bool:
-        return self.team.broadcast(lambda: checkpoint.exists(self.path / "checkpoint"))
+        return from_rank_zero(lambda: checkpoint.exists(self.path / "checkpoint"))
 
     def begin(self, config: dict[str, Any], network: str) -> None:
         """Write config.json and network.txt, or raise RunError if they are of another run."""
         self._config = config
-        data = self.team.broadcast(lambda: self._begin(config, network))
-        with self.team.all_or_none():
-            if config["data"] != data:
-                raise RunError(
-                    f"all processes must read the same data, but there are {data} and "
-                    f"{config['data']}: give all machines the same `data_dir`.",
-                    field="data_dir",
-                )
-
-    def _begin(self, config: dict[str, Any], network: str) -> Any:
+        if rank() != 0:
+            return
         if (begun := self.config) is not None:
             _check_same_run(begun, config, self.path)
         else:
             write(self.path / "config.json", json.dumps(config, indent=2) + "\n")
         if not (self.path / "network.txt").exists():
             write(self.path / "network.txt", network + "\n")
-        return config["data"]
 
     def refuse_other_files(self) -> None:
         """Raise RunError if the directory of a new run holds files that it may not have written."""
@@ -107,30 +94,29 @@ class Run:
 
     def resume(self, state: State) -> None:
         """Load the newest checkpoint, if there is one, and rewrite metrics.jsonl to match it."""
-        saved = self.team.broadcast(lambda: checkpoint.load_checkpoint(self.path, self._config))
+        saved = from_rank_zero(lambda: checkpoint.load_checkpoint(self.path, self._config))
         if saved is not None:
-            with self.team.all_or_none():
-                checkpoint.load_state_dict(state, saved)
+            checkpoint.load_state_dict(state, saved)
             self._saved = (state.epoch, state.step)
-        if self.team.is_rank_zero:
+        if rank() == 0:
             for partial in self.path.glob(".*.json*.part"):  # of a process that was killed
                 partial.unlink()
             write(self.path / "metrics.jsonl", "".join(map(_line, state.history)))
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        if self.team.is_rank_zero:
+        if rank() == 0:
             with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(_line(metrics))
 
     def keep(self, state: State, stop: StopRequest) -> None:
         """Save a checkpoint if it is due; save and raise Interrupted if a signal came.
 
-        Of a team, rank 0 decides when it is due, and a signal to any process stops all of them.
+        Rank 0 decides when it is due, and a signal to any process stops all of them.
         """
         elapsed = time.monotonic() - self._saved_at
-        due = self.team.is_rank_zero and elapsed >= max(MIN_PAUSE, self._cost / MAX_SHARE)
-        number, due = self.team.agree(stop.number, due)
+        due = rank() == 0 and elapsed >= max(MIN_PAUSE, self._cost / MAX_SHARE)
+        number, due = agree(stop.number, due)
         if number is not None or due:
             self.save(state)
         if number is not None:
@@ -143,7 +129,7 @@ class Run:
         start = time.monotonic()
         check_finite(state)
         saved = checkpoint.state_dict(state)
-        if self.team.is_rank_zero:
+        if rank() == 0:
             saved["origin"] = {name: self._config.get(name) for name in ("recipe", "data")}
             history = saved.pop("history")
             checkpoint.save(self.path / "checkpoint", saved, history=history)
@@ -152,7 +138,7 @@ class Run:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json: the run is complete."""
-        if self.team.is_rank_zero:
+        if rank() == 0:
             text = json.dumps(summary, indent=2, allow_nan=False)
             write(self.path / "summary.json", text + "\n")
 
@@ -194,20 +180,19 @@ def _locked(path: Path) -> Iterator[None]:
 
 def check_finite(state: State, valid_loss: float = 0.0) -> None:
     """Raise RunError if a loss or a weight is NaN or infinite."""
-    with state.team.all_or_none():
-        problem = None
-        if not math.isfinite(loss := state.mean_loss()):
-            problem = f"the training loss became {loss}"
-        elif not math.isfinite(valid_loss):
-            problem = f"the validation loss became {valid_loss}"
-        elif not state.is_finite():
-            problem = "the weights became nan or infinite"
-        if problem is not None:
-            raise RunError(
-                f"{problem} in epoch {state.epoch + 1}, which was not saved: lower `learning_rate` "
-                "or `latent_rate`, or check the data and the model.",
-                field="learning_rate",
-            )
+    problem = None
+    if not math.isfinite(loss := state.mean_loss()):
+        problem = f"the training loss became {loss}"
+    elif not math.isfinite(valid_loss):
+        problem = f"the validation loss became {valid_loss}"
+    elif not state.is_finite():
+        problem = "the weights became nan or infinite"
+    if problem is not None:
+        raise RunError(
+            f"{problem} in epoch {state.epoch + 1}, which was not saved: lower `learning_rate` "
+            "or `latent_rate`, or check the data and the model.",
+            field="learning_rate",
+        )
 
 
 def _check_same_run(begun: dict[str, Any], config: dict[str, Any], path: Path) -> None:

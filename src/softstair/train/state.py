@@ -14,9 +14,9 @@ from softstair.anneal import Annealer
 from softstair.data import Dataset
 from softstair.nn import layer_count, stair_modules
 from softstair.schedule import NoisePath
+from softstair.train import parallel
 from softstair.train.execution import HALF, choose_execution
 from softstair.train.optimiser import Bounds, Rates, clip_latent, latent_bounds, make_optimiser
-from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
 
 
@@ -30,7 +30,8 @@ def check_batch(recipe: Recipe, example_count: int) -> None:
 class State:
     """Everything that a training step reads or changes; ``network`` is trained in place.
 
-    The processes of a team have equal states after each step, except for their random numbers.
+    Several processes have equal states after each step, except for their random numbers and
+    running statistics.
 
     Attributes:
         epoch, step: Number of complete epochs, and of complete steps of this epoch.
@@ -58,9 +59,8 @@ class State:
         example_count: int,
         device: torch.device,
         own: bool = False,
-        team: Team = SINGLE_PROCESS,
     ) -> None:
-        self.recipe, self.device, self.team = recipe, device, team
+        self.recipe, self.device = recipe, device
         self.example_count = example_count
         check_batch(recipe, example_count)
         self.steps = example_count // recipe.batch
@@ -77,9 +77,9 @@ class State:
         self._follow_quanta()
         own = own or not {"model", "noise", "loss"}.isdisjoint(recipe.own_code)
         self.execution = choose_execution(
-            recipe, self.network, self.annealer, device, self.steps, own, team.size
+            recipe, self.network, self.annealer, device, self.steps, own, parallel.size()
         )
-        self.forward = team.forward(self.network, self.execution.forward)
+        self.forward = parallel.distributed(self.network, self.execution.forward)
         self._latent_steps = self._make_latent_steps()
         self._zeros: dict[Tensor, Tensor] = {}
         self.generator = torch.Generator().manual_seed(recipe.seed)
@@ -200,7 +200,7 @@ class State:
 
     def _make_latent_steps(self) -> Any:
         """Return the LatentSteps of the fused layers whose weights nothing else reads, or None."""
-        alone = self.team.size == 1 and self.recipe.clip_gradient is None
+        alone = parallel.size() == 1 and self.recipe.clip_gradient is None
         if not (self.execution.fused and alone):
             return None
         from softstair._accelerate.update import supports_update  # which needs Triton
@@ -234,16 +234,6 @@ class State:
                 if parameter not in self._zeros:
                     self._zeros[parameter] = torch.zeros_like(parameter)
                 parameter.grad = self._zeros[parameter]
-
-    def running_statistics(self) -> list[Tensor]:
-        """Return the buffers that batch normalisations change in a training step."""
-        buffers = [
-            buffer
-            for module in self.network.modules()
-            if isinstance(module, nn.modules.batchnorm._NormBase) and module.training
-            for buffer in (module.running_mean, module.running_var)
-        ]
-        return [buffer for buffer in buffers if buffer is not None]
 
     def mean_loss(self) -> float:
         return float(self.loss) / max(self.step, 1)

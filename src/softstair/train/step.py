@@ -16,6 +16,7 @@ from torch import Tensor
 from softstair import _check, _plugins
 from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
+from softstair.train import parallel
 from softstair.train.execution import use_batch_kernel
 from softstair.train.state import State
 
@@ -35,7 +36,7 @@ class Step:
         assert state.order is not None
         state.begin_step()
         indices = state.order[state.step * batch_size : (state.step + 1) * batch_size]
-        train_on(state, self.examples, state.team.part(indices))
+        train_on(state, self.examples, indices.chunk(parallel.size())[parallel.rank()])
         state.end_step()
 
 
@@ -55,12 +56,8 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
         if state.teacher is not None:
             loss = state.teacher(loss, scores, x)
     state.clear_gradients()
-    with state.team.connected():  # DistributedDataParallel averages the gradients here
-        loss.backward()
-    if state.team.size > 1:
-        with torch.no_grad():
-            # Over the processes: means of the statistics and the loss, the sum of `correct`.
-            state.team.average([*state.running_statistics(), loss], correct)
+    loss.backward()  # DistributedDataParallel averages the gradients here
+    loss, correct = parallel.combined(loss, correct)
     with torch.no_grad():
         state.loss += loss
         state.correct += correct

@@ -35,7 +35,7 @@ from softstair.train.execution import HALF
 from softstair.train.network import make_network, trained_network
 from softstair.train.optimiser import clip_latent, latent_bounds
 from softstair.train.options import DataOptions, SplitOptions, describe
-from softstair.train.parallel import Team
+from softstair.train.parallel import from_rank_zero
 from softstair.train.recipe import ExecutionOptions, Recipe
 from softstair.train.records import FLOAT_RUNS, Role, RunError, recipe_of, summary_of
 
@@ -112,9 +112,9 @@ def auto_recipe(recipe: Recipe, role: Role, shape: tuple[int, ...]) -> Recipe:
 
 
 def load_float_run(
-    role: Role, path: Path, recipe: Recipe, dataset: Dataset, model: nn.Module | None, team: Team
+    role: Role, path: Path, recipe: Recipe, dataset: Dataset, model: nn.Module | None
 ) -> FloatRun:
-    """Return the network of a finished float run; of a team, rank 0 reads it.
+    """Return the network of a finished float run, which rank 0 reads.
 
     Raises RunError if there is none. Code that the run names is called if ``recipe`` names it too.
     """
@@ -145,7 +145,7 @@ def load_float_run(
             problem = str(error).rpartition(": ")[0] or str(error).rstrip(".")
             raise RunError(f"{wanted} {problem}: give another run.", field=field) from None
 
-    loaded, state = team.broadcast(read)
+    loaded, state = from_rank_zero(read)
     if network is None:
         with torch.random.fork_rng([]):
             network = make_network(loaded, dataset, model if loaded.model == recipe.model else None)
