@@ -350,7 +350,6 @@ def _train(task: dict[str, Any], send: Any) -> None:
     import filelock
     import torch
 
-    from softstair._files import refuse_link
     from softstair.train import Interrupted, Recipe, train
     from softstair.train.progress import EventSender, forget_compiled, free_memory
 
@@ -359,7 +358,7 @@ def _train(task: dict[str, Any], send: Any) -> None:
     # Ray allows a process one thread for each of its CPUs; results must not depend on that.
     torch.set_num_threads(task["threads"])
     if (out / "lock").exists():
-        lock = filelock.FileLock(refuse_link(out / "lock"), LOCK_TIMEOUT)
+        lock = filelock.FileLock(out / "lock", LOCK_TIMEOUT)
         with contextlib.suppress(filelock.Timeout), lock:
             pass
     try:

@@ -29,8 +29,7 @@ class Command:
     title: str | None = flag(None, "Title of the page (default: names the data sets).")
 
     def run(self) -> int:
-        follow = self.out != Command.out
-        with output_file(self.out, "out", (".html", ".htm"), follow) as page:
+        with output_file(self.out, "out", (".html", ".htm")) as page:
             trainings, skipped = gather(self.folders)
             if self.figures is not None:
                 self.figures.mkdir(parents=True, exist_ok=True)

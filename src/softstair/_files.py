@@ -1,9 +1,4 @@
-"""Atomic writes, and no writes through symbolic links.
-
-A run directory may come from anybody. It may itself be a symbolic link, but a link inside it could
-point to any file of the user. :func:`replacing` and :func:`write` replace such a link by a new
-file; :func:`refuse_link` is for folders and locks, which are used as they are.
-"""
+"""Atomic writes."""
 
 import contextlib
 import errno
@@ -15,21 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from softstair import _check
-from softstair._errors import SoftstairError
-
-
-class LinkError(SoftstairError):
-    """A symbolic link where softstair would write."""
-
-
-def refuse_link(path: Path) -> Path:
-    """Return the path; raise LinkError if it is a symbolic link. Its parents may be links."""
-    if path.is_symlink():
-        raise LinkError(
-            f"{str(path)!r} is a symbolic link, and nothing is written through a link inside a run "
-            "directory: delete the link, or replace it by what it points to."
-        )
-    return path
 
 
 @contextlib.contextmanager
@@ -46,11 +26,10 @@ def _errors_of(path: Path, partial: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces ``path``, a link too, unless the block raises."""
+    """Yield a temporary path that replaces ``path``, unless the block raises."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     with _errors_of(path, partial):
-        partial.unlink(missing_ok=True)
-        partial.touch(exist_ok=False)  # exclusive: a link of this name is not followed
+        partial.touch()
         try:
             yield partial
             with open(partial, "rb+") as file:
@@ -108,10 +87,10 @@ def _move_files(source: Path, target: Path, last: str) -> None:
     entries = [path.relative_to(source) for path in sorted(source.rglob("*"))]
     for path in entries:
         if (source / path).is_dir():
-            refuse_link(target / path).mkdir(exist_ok=True)
+            (target / path).mkdir(exist_ok=True)
             if not os.access(target / path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target / path))
-        elif (target / path).is_dir() and not (target / path).is_symlink():
+        elif (target / path).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target / path))
     files = [path for path in entries if (source / path).is_file()]
     (target / last).unlink(missing_ok=True)
@@ -121,16 +100,13 @@ def _move_files(source: Path, target: Path, last: str) -> None:
 
 
 @contextlib.contextmanager
-def output_file(
-    path: Path, field: str, endings: tuple[str, ...] = (), follow: bool = True
-) -> Iterator[Path]:
+def output_file(path: Path, field: str, endings: tuple[str, ...] = ()) -> Iterator[Path]:
     """Check that a file can be written; yield a temporary path that replaces it atomically.
 
     Enter it before the work that makes the content. ``field`` is the parameter that ``path`` was
-    given as. ``follow`` follows a link at ``path`` instead of replacing it: only for a link that
-    the user has named.
+    given as.
     """
-    target, partial = begin_output(path, field, endings, follow)
+    target, partial = begin_output(path, field, endings)
     try:
         with _errors_of(path, partial):
             yield partial
@@ -139,11 +115,9 @@ def output_file(
         partial.unlink(missing_ok=True)
 
 
-def begin_output(
-    path: Path, field: str, endings: tuple[str, ...] = (), follow: bool = True
-) -> tuple[Path, Path]:
+def begin_output(path: Path, field: str, endings: tuple[str, ...] = ()) -> tuple[Path, Path]:
     """Return the file to write and a new empty file beside it; raise if this is not possible."""
-    target = Path(os.path.realpath(path)) if follow or not path.is_symlink() else path
+    target = Path(os.path.realpath(path))
     partial = _partial(target.parent, target, target.suffix)
     problem = _problem_with(target, endings)
     if not problem:
@@ -160,8 +134,6 @@ def begin_output(
 def _problem_with(target: Path, endings: tuple[str, ...]) -> str:
     if endings and target.suffix.lower() not in endings:
         return f"does not end in {', '.join(endings)}"
-    if target.is_symlink():  # it is replaced, whatever it points to
-        return ""
     if target.is_dir():
         return "is a folder"
     if not target.parent.is_dir():

@@ -182,50 +182,6 @@ def test_export_to_c_refuses_what_does_not_fit(copy: Path, run: Run) -> None:
     assert not (copy / "c").exists()
 
 
-def test_export_replaces_a_link_at_its_default_path(copy: Path, tmp_path: Path, run: Run) -> None:
-    pytest.importorskip("onnx", reason="needs onnx")
-    mine, named = tmp_path / "mine", tmp_path / "named"
-    mine.write_text("mine")
-    default = copy / "network.qonnx"
-    default.symlink_to(mine)
-    assert run("export", copy, "--to", "qonnx")[0] == 0
-    assert mine.read_text() == "mine"
-    assert default.is_file()
-    assert not default.is_symlink()
-    # A link that the user names is followed.
-    named.symlink_to(mine)
-    assert run("export", copy, "--to", "qonnx", "--out", named)[0] == 0
-    assert mine.read_bytes() == default.read_bytes()
-    assert named.is_symlink()
-
-
-def test_export_to_c_writes_through_no_link(copy: Path, tmp_path: Path, run: Run) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    words = ["export", copy, "--to", "c"]
-    (copy / "c").symlink_to(mine)
-    code, _, err = run(*words)
-    assert (code, [*mine.iterdir()]) == (2, [])
-    assert "c' is a symbolic link" in err
-    # In the folder, the link of a file is replaced, that of a folder is an error.
-    (copy / "c").unlink()
-    assert run(*words)[0] == 0
-    (copy / "c" / "network.c").unlink()
-    (copy / "c" / "network.c").symlink_to(mine / "network.c")
-    shutil.rmtree(copy / "c" / "cortex-m4")
-    (copy / "c" / "cortex-m4").symlink_to(mine)
-    code, _, err = run(*words)
-    assert code == 2
-    assert "cortex-m4' is a symbolic link" in err
-    (copy / "c" / "cortex-m4").unlink()
-    assert run(*words)[0] == 0
-    assert not [*mine.iterdir()]
-    # A folder that the user names may be a link.
-    (tmp_path / "named").symlink_to(mine)
-    assert run(*words, "--out", tmp_path / "named")[0] == 0
-    assert (mine / "network.c").is_file()
-
-
 # Both
 
 

@@ -28,9 +28,8 @@ def _narrow(narrow_digits: None) -> None:
 @pytest.fixture(autouse=True)
 def _training_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw and describe networks only where it is looked at: both take as long as a few steps."""
-    if request.path.name != "test_links.py":
-        request.getfixturevalue("blank_picture")
-    if request.path.name not in ("test_links.py", "test_named_stairs.py", "test_network.py"):
+    request.getfixturevalue("blank_picture")
+    if request.path.name not in ("test_named_stairs.py", "test_network.py"):
         describe = lambda network, recipe, dataset: ("a network", None)
         monkeypatch.setattr("softstair.train.loop.describe_network", describe)
 

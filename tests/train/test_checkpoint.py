@@ -89,6 +89,18 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert load(tmp_path / "c") == {"number": 5}
 
 
+def test_saving_a_checkpoint_removes_only_its_own_incomplete_files(tmp_path: Path) -> None:
+    left = ("00000007.safetensors", ".00000008.json.4711.part", ".00000008.safetensors.4711.part")
+    kept = ("7.safetensors", "0007.json", ".00000008.txt.4711.part", ".00000008.json.part")
+    kept += ("٣.json", "-1.json", "1.5.json")
+    for name in (*left, *kept):
+        (tmp_path / name).touch()
+    save(tmp_path, {"step": 1})
+    assert load(tmp_path) == {"step": 1}
+    saved = {"00000001.json", "00000001.safetensors"}
+    assert set(files(tmp_path)) == {*kept, *saved}
+
+
 @pytest.mark.parametrize(
     ("place", "call"),
     [("os.replace", 1), ("os.replace", 2), ("os.fsync", 1), ("pathlib.Path.write_text", 1)],

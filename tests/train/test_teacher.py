@@ -408,15 +408,5 @@ def test_killed_and_resumed_in_each_part(part: str, complete: Path, tmp_path: Pa
     assert not trained_network(out, load("digits")).training
 
 
-def test_a_link_in_place_of_a_run_that_is_trained_first(tmp_path: Path) -> None:
-    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    for folder in (out, elsewhere):
-        folder.mkdir()
-    (out / "start").symlink_to(elsewhere)
-    with pytest.raises((ValueError, OSError), match="link"):
-        train(TAUGHT, out)
-    assert not any(elsewhere.iterdir())
-
-
 def test_a_report_has_no_line_for_the_runs_that_were_trained_first(complete: Path) -> None:
     assert results.find(complete.parent) == [complete]

@@ -74,7 +74,7 @@ class ExportFlags:
         name = "c" if self.to == "c" else f"network.{self.to}"
         out = self.out or (trained / name if trained.is_dir() else Path(f"{trained.stem}-{name}"))
         limits = (self.scratch, self.fit_flash, self.fit_ram, self.threads, target)
-        plan = write(source.integer, out, self.to, source.classes, self.out is not None, *limits)
+        plan = write(source.integer, out, self.to, source.classes, *limits)
         _show_costs(source.integer)
         entry = source.integer.input
         print_line(f"input: (x - {entry.zero}) / {entry.scale:g}, x of {entry.type_name}")

@@ -404,5 +404,5 @@ def _draw(metrics: list[list[dict[str, Any]]], title: str, out: Path) -> None:
         axes.grid(alpha=0.3)
     if layers:
         below.legend(loc="upper right", ncols=2 if layers > 5 else 1, fontsize="small")
-    with output_file(out, "out", (".png",), follow=False) as partial:
+    with output_file(out, "out", (".png",)) as partial:
         figure.savefig(partial, dpi=120)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair._errors import SoftstairError, import_extra
-from softstair._files import output_file, refuse_link
+from softstair._files import output_file
 from softstair.convert.conversion import constant_layers, copy_of
 from softstair.convert.graph import training_mode
 from softstair.deploy import c, onnx, qonnx
@@ -386,7 +386,6 @@ def write(
     path: Path,
     to: Literal["onnx", "qonnx", "c"],
     classes: Sequence[str] | None = None,
-    follow: bool = True,
     scratch: int | None = None,
     fit_flash: int | None = None,
     fit_ram: int | None = None,
@@ -395,7 +394,7 @@ def write(
 ) -> c.MemoryPlan | None:
     """Write an ONNX or QONNX file, or a folder of C; return the memory plan of C.
 
-    ``follow`` a link at ``path`` only if the user has named it. Options of C: see :func:`export`.
+    Options of C: see :func:`export`.
     """
     fits = {"fit_flash": fit_flash, "fit_ram": fit_ram}
     c.check_options(to, scratch, threads, **fits)
@@ -403,11 +402,9 @@ def write(
     options = target._asdict() if to == "onnx" else {}
     c.check_fit(network, scratch, **fits, threads=threads)
     if to != "c":
-        with output_file(path, "out", follow=follow) as partial:
+        with output_file(path, "out") as partial:
             (onnx if to == "onnx" else qonnx).write(network, partial, classes=classes, **options)
         return None
-    if not follow:
-        refuse_link(path)
     _check_folder(path)
     return c.write(network, path, scratch=scratch, threads=threads, cpu=target.cpu)
 

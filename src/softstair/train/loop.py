@@ -16,7 +16,6 @@ from torch import nn
 
 import softstair
 from softstair import _check, kernels
-from softstair._files import refuse_link
 from softstair.calibrate import calibrate
 from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
@@ -185,8 +184,7 @@ def _float_runs(
             chosen = teacher.auto_recipe(recipe, role, shape)
             settings["model"] = model if chosen.model == recipe.model else None
             parts = [watcher.part(role) for watcher in watchers if hasattr(watcher, "part")]
-            out = refuse_link(path)
-            train(chosen, out, resume=True, watchers=parts, dataset=dataset, **settings)
+            train(chosen, path, resume=True, watchers=parts, dataset=dataset, **settings)
         if path not in loaded:
             loaded[path] = teacher.load_float_run(role, path, recipe, dataset, model)
         floats[role] = loaded[path]

@@ -26,7 +26,6 @@ import torch
 
 from softstair import _accelerate, kernels
 from softstair._errors import SoftstairError, import_extra
-from softstair._files import refuse_link
 from softstair.data import Dataset, Loading, load
 from softstair.train.execution import choose_device
 from softstair.train.loop import train
@@ -124,7 +123,7 @@ class TensorBoardEvents:
             raise SoftstairError(f"`tensorboard`: {error}", field="tensorboard") from None
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder, self._make = refuse_link(folder), SummaryWriter
+        self._folder, self._make = folder, SummaryWriter
         self._writer: Any = None
 
     def __enter__(self) -> "TensorBoardEvents":

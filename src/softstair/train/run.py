@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair._errors import import_extra
-from softstair._files import refuse_link, write
+from softstair._files import write
 from softstair.train import checkpoint
 from softstair.train.parallel import Interrupted, StopRequest, agree, from_rank_zero, rank
 from softstair.train.records import AGAIN, FLOAT_RUNS, RunError, read_json
@@ -148,8 +148,6 @@ def _locked(path: Path) -> Iterator[None]:
     filelock = import_extra("filelock")
     lock = filelock.FileLock(path / "lock", timeout=1.0)  # a grid's status takes it for a moment
     try:
-        for name in ("lock", "checkpoint"):
-            refuse_link(path / name)
         # Runs that are refused at this moment remove their folder again.
         for left in reversed(range(1000)):
             missing = [folder for folder in (path, *path.parents) if not folder.exists()]

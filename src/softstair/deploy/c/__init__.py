@@ -58,11 +58,10 @@ def write(
 ) -> MemoryPlan:
     """Write a network as C: <name>.h, <name>.c, its constants, the runtime, a main.c, a Makefile.
 
-    ``folder`` may be a symbolic link. A link inside it is replaced if a file is to have its name,
-    and raises LinkError if a folder is. Files that are there are replaced only when all new ones
-    are written. A layer uses up to ``scratch`` bytes of memory to be faster, by default as many as
-    is best for ``cpu``; with 0, each uses as few as it can. With two ``threads``, the Makefile
-    computes large layers on two, and the plan has the memory of the second.
+    Files that are there are replaced only when all new ones are written. A layer uses up to
+    ``scratch`` bytes of memory to be faster, by default as many as is best for ``cpu``; with 0,
+    each uses as few as it can. With two ``threads``, the Makefile computes large layers on two, and
+    the plan has the memory of the second.
     """
     _check_name(name)
     check_options("c", scratch, threads)
