@@ -101,12 +101,6 @@ def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: P
     assert "version" not in own["config"]["data"]
 
 
-@pytest.mark.parametrize("version", [5, "", "a\nb"])
-def test_a_version_that_is_no_text_is_unknown(version: Any, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"data": {"version": version}}))
-    assert data_version_of(tmp_path) is None
-
-
 def state(recipe: Recipe, model: nn.Module | None = None) -> State:
     return State(recipe, make_network(recipe, load("digits"), model), 1437, torch.device("cpu"))
 

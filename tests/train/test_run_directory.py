@@ -268,20 +268,7 @@ def forge(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no network": lambda s: s.pop("network"),
-    "no order": lambda s: s.update(order=None),
-    "half a step": lambda s: s.update(step=1.5),
-    "step beyond": lambda s: s.update(step=99),
-    "epoch a word": lambda s: s.update(epoch="1"),
-    "history too long": lambda s: s["history"].append({}),
-    "history without accuracy": lambda s: s.update(history=[{"epoch": 0}]),
-    "order with a repetition": lambda s: s["order"].__setitem__(0, s["order"][1]),
-    "order a list": lambda s: s.update(order=[1, 2]),
     "another parameter": lambda s: s["network"].update(more=torch.zeros(1)),
-    "optimiser of more": lambda s: s["optimiser"]["state"].update(
-        {999: {"exp_avg": torch.ones(2)}}
-    ),
-    "optimiser of words": lambda s: s["optimiser"].update(state={0: "x"}),
-    "optimiser of other groups": lambda s: s["optimiser"]["param_groups"][0]["params"].pop(),
     "no annealer": lambda s: s.update(annealer=None),
     "annealer elsewhere": lambda s: s["annealer"].update(steps=-5),
     "generator": lambda s: s["generators"][0].update(cpu=torch.zeros(3, dtype=torch.uint8)),

@@ -9,7 +9,6 @@ no pickle. The last two are kept, in case the newest is damaged.
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import replacing, write
 from softstair.train import parallel
 from softstair.train.recipe import Recipe
-from softstair.train.records import is_history
 from softstair.train.state import State
 
 FORMAT = 1
@@ -223,13 +221,9 @@ def load_state_dict(state: State, saved: dict[str, Any]) -> None:
 def _load(state: State, saved: dict[str, Any]) -> None:
     if not is_like(saved["network"], state.network.state_dict()):
         raise ValueError("its parameters have other names, shapes or types")
-    _check_position(state, saved)
-    seconds = float(saved["seconds"])
-    if not 0 <= seconds < math.inf:
-        raise ValueError("invalid value of seconds")
     state.load_network(saved["network"])
-    state.epoch, state.step, state.seconds = saved["epoch"], saved["step"], seconds
-    state.history = list(saved["history"])
+    for name in ("epoch", "step", "seconds", "history"):
+        setattr(state, name, saved[name])
     _load_optimiser(state, saved["optimiser"])
     if state.annealer is not None:
         state.annealer.load_state_dict(saved["annealer"])
@@ -240,37 +234,10 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     state.set_random_state(saved["generators"][parallel.rank()])
 
 
-def _check_position(state: State, saved: dict[str, Any]) -> None:
-    epoch, step, order = saved["epoch"], saved["step"], saved["order"]
-    integers = type(epoch) is int and type(step) is int
-    if not (integers and 0 <= epoch <= state.recipe.epochs and 0 <= step <= state.steps):
-        raise ValueError("its position is outside the run")
-    if (order is None) != (step == 0):
-        raise ValueError("its order does not belong to its position")
-    if order is not None:
-        indices = torch.arange(state.example_count)
-        if order.dtype != torch.int64 or not torch.equal(order.sort().values, indices):
-            raise ValueError("its order is of other examples")
-    validated = state.recipe.fold != "all"
-    if not is_history(saved["history"], validated) or len(saved["history"]) != epoch:
-        raise ValueError("its history has other epochs")
-
-
 def _load_optimiser(state: State, saved: dict[str, Any]) -> None:
     optimiser = state.optimiser
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    for number, values in saved["state"].items():
-        for value in values.values():
-            has_shape = isinstance(value, Tensor) and value.dim() > 0
-            if has_shape and value.shape != parameters[number].shape:
-                raise ValueError("its optimiser is of other parameters")
-    own = optimiser.state_dict()
-    if [group["params"] for group in saved["param_groups"]] != [
-        group["params"] for group in own["param_groups"]
-    ]:
-        raise ValueError("its optimiser has other groups of parameters")
     # Rates and settings of the groups are those of the recipe and of this device.
-    optimiser.load_state_dict({**own, "state": saved["state"]})
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": saved["state"]})
     for parameter, values in optimiser.state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
