@@ -1,14 +1,11 @@
-"""Checkpoints: tensors in a safetensors file, the rest in JSON, and checksums of both.
+"""Checkpoints: a digest and what ``torch.save`` writes, read with ``weights_only``: no code runs.
 
-A checkpoint is ``<number>.safetensors`` and ``<number>.json``. The second is written last and has
-the checksum of the first, so a checkpoint is complete or absent. Reading one runs no code: it has
-no pickle. The last two are kept, in case the newest is damaged.
-
-:func:`state_dict` and :func:`load_state_dict` say what of a training is saved.
+The last two are kept, in case the newest is damaged. :func:`state_dict` and :func:`load_state_dict`
+say what of a training is saved.
 """
 
 import hashlib
-import json
+import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,78 +14,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softstair._errors import SoftstairError, first_line, import_extra
-from softstair._files import replacing, write
+from softstair._errors import SoftstairError, first_line
+from softstair._files import replacing
 from softstair.train import parallel
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
 
 FORMAT = 1
 KEPT = 2
-MAX_JSON_BYTES = 1 << 28
-NAME = re.compile(r"(?:[0-9]{8}|[1-9][0-9]{8,})\.(?:safetensors|json)")
-PART = re.compile(rf"\.{NAME.pattern}\.[0-9]+\.part")
-"""Names of the files of a checkpoint: 00000012.json, .00000012.json.4711.part."""
+NAME = re.compile(r"\.?([0-9]{8,})\.pt(\.[0-9]+\.part)?")
+"""Names of checkpoints, and of what a killed process left: .00000012.pt.4711.part."""
+DIGEST = hashlib.sha256().digest_size
 
 
 class CheckpointError(SoftstairError):
     """A checkpoint that cannot be used."""
 
 
-def save(folder: Path, state: Mapping[str, Any], **plain: Any) -> Path:
-    """Save a state and ``plain``, further entries of JSON values; return the new JSON file.
-
-    All checkpoints but the one before are removed.
-    """
-    tensors: dict[str, Tensor] = {}
-    plain = {**_encode(state, "", tensors), **plain}
+def save(folder: Path, state: Mapping[str, Any]) -> Path:
+    """Save a state, and remove all checkpoints but the one before."""
     folder.mkdir(exist_ok=True)
-    data = import_extra("safetensors.torch").save(tensors)
-    body = {"format": FORMAT, "tensors": hashlib.sha256(data).hexdigest(), "state": plain}
-    text = json.dumps({**body, "digest": _digest(body)}, allow_nan=False)
-    manifest = folder / f"{max(_numbers(folder), default=0) + 1:08d}.json"
-    with replacing(manifest.with_suffix(".safetensors")) as partial:
-        partial.write_bytes(data)
-    try:
-        write(manifest, text)
-    except BaseException:
-        # Half a checkpoint is useless, and on a full disk it is in the way.
-        manifest.with_suffix(".safetensors").unlink(missing_ok=True)
-        raise
-    _sweep(folder)
-    return manifest
+    stream = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, stream)
+    path = folder / f"{max(_numbers(folder), default=0) + 1:08d}.pt"
+    data = stream.getbuffer()
+    with replacing(path) as partial:
+        partial.write_bytes(b"".join([hashlib.sha256(data).digest(), data]))
+    kept = _numbers(folder)[-KEPT:]
+    for file in [*folder.iterdir()]:  # others are the user's, and stay
+        name = NAME.fullmatch(file.name)
+        if name and (name[2] or int(name[1]) not in kept):
+            file.unlink(missing_ok=True)
+    return path
 
 
 def load(folder: Path) -> dict[str, Any] | None:
     """Return the newest checkpoint, its tensors on the CPU; None if there is none."""
-    safetensors = import_extra("safetensors")
-    load_tensors = import_extra("safetensors.torch").load
-    numbers = sorted(_numbers(folder))
-    if not numbers:
+    if not (numbers := _numbers(folder)):
         return None
-    manifest = folder / f"{numbers[-1]:08d}.json"
+    path = folder / f"{numbers[-1]:08d}.pt"
     try:
-        if manifest.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError("it is too long")
-        body = json.loads(manifest.read_bytes())
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
-        if body.pop("digest", None) != _digest(body):
+        data = path.read_bytes()
+        if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
             raise ValueError("checksum mismatch")
-        data = manifest.with_suffix(".safetensors").read_bytes()
-        if hashlib.sha256(data).hexdigest() != body["tensors"]:
-            raise ValueError("checksum mismatch of its .safetensors file")
-        state = _decode(body["state"], load_tensors(data))
-        if not isinstance(state, dict):
-            raise ValueError("it has no state")
-    except (
-        ValueError, LookupError, TypeError, OSError, RecursionError, safetensors.SafetensorError,
-    ) as error:  # fmt: skip
+        stream = io.BytesIO(data[DIGEST:])
+        state: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
+        if state.pop("format") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+    except Exception as error:  # whatever torch raises
         reason = str(error) if isinstance(error, ValueError | OSError) else type(error).__name__
         several = len(numbers) > 1
         remedy = "delete it to go back to the checkpoint before" if several else "start again"
         raise CheckpointError(
-            f"the checkpoint {str(manifest)!r} is damaged or was edited ({reason}): {remedy}."
+            f"the checkpoint {str(path)!r} is damaged or was edited ({reason}): {remedy}."
         ) from None
     return state
 
@@ -99,56 +77,8 @@ def exists(folder: Path) -> bool:
 
 
 def _numbers(folder: Path) -> list[int]:
-    return [int(path.stem) for path in folder.glob("*.json") if NAME.fullmatch(path.name)]
-
-
-def _sweep(folder: Path) -> None:
-    """Remove old checkpoints and what a killed process left; only one process saves at a time.
-
-    Files with other names than those of checkpoints are the user's, and stay.
-    """
-    kept = {f"{number:08d}" for number in sorted(_numbers(folder))[-KEPT:]}
-    for path in sorted(folder.iterdir()):  # .json first: without it, the tensors are no checkpoint
-        is_old = NAME.fullmatch(path.name) and path.stem not in kept
-        if is_old or PART.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return plain data, in which tensors, tuples and dictionaries with integer keys have a tag."""
-    if isinstance(value, Tensor):
-        # A copy: safetensors takes no tensors that share memory.
-        name = f"{len(tensors):06d}{path}"
-        value = value.detach().contiguous()
-        tensors[name] = value.clone() if value.device.type == "cpu" else value.cpu()
-        return {"@tensor": name}
-    if isinstance(value, Mapping):
-        items = [(key, _encode(entry, f"{path}/{key}", tensors)) for key, entry in value.items()]
-        is_plain = all(isinstance(key, str) and not key.startswith("@") for key in value)
-        return dict(items) if is_plain else {"@items": items}
-    if isinstance(value, tuple | list):
-        entries = [_encode(entry, f"{path}/{i}", tensors) for i, entry in enumerate(value)]
-        return {"@tuple": entries} if isinstance(value, tuple) else entries
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"a checkpoint has tensors and plain values, but {path} is {type(value)}.")
-
-
-def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decode(entry, tensors) for entry in value]
-    if not isinstance(value, dict):
-        return value
-    if "@tensor" in value:
-        return tensors[value["@tensor"]]
-    if "@tuple" in value:
-        return tuple(_decode(entry, tensors) for entry in value["@tuple"])
-    items = value["@items"] if "@items" in value else value.items()
-    return {key: _decode(entry, tensors) for key, entry in items}
+    names = (NAME.fullmatch(path.name) for path in folder.glob("*.pt"))
+    return sorted(int(name[1]) for name in names if name)
 
 
 def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:

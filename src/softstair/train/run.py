@@ -131,8 +131,7 @@ class Run:
         saved = checkpoint.state_dict(state)
         if rank() == 0:
             saved["origin"] = {name: self._config.get(name) for name in ("recipe", "data")}
-            history = saved.pop("history")
-            checkpoint.save(self.path / "checkpoint", saved, history=history)
+            checkpoint.save(self.path / "checkpoint", saved)
         self._saved, self._saved_at = (state.epoch, state.step), time.monotonic()
         self._cost = self._saved_at - start
 
