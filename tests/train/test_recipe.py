@@ -174,16 +174,9 @@ def test_tables_of_results_are_read() -> None:
     assert count > 10
 
 
-def test_differences_in_training() -> None:
+def test_differences() -> None:
     recipe = Recipe(fold=1, kernels="reference", truncate=False, precision="float32")
     assert recipe.differences(Recipe()) == ["truncate", "fold", "precision", "kernels"]
-    assert recipe.training_differences(Recipe()) == ["fold"]
-    assert "precision" in recipe.training_differences(Recipe(precision="bfloat16"))
-    for precision in ("float8", "fast"):
-        assert Recipe(precision=precision).training_differences(Recipe()) == ["precision"]
-    assert Recipe(quanta="fixed").training_differences(Recipe()) == []
-    for quanta in ("calibrated", "learned"):
-        assert Recipe(quanta=quanta).training_differences(Recipe()) == ["quanta"]
 
 
 def test_rescaled_in_proportion() -> None:

@@ -239,19 +239,6 @@ class Recipe(
         """Return the names of the fields in which another recipe differs."""
         return [name for name in FIELDS if getattr(self, name) != getattr(other, name)]
 
-    def training_differences(self, other: "Recipe") -> list[str]:
-        """Return the names of the fields in which another recipe gives another trained network.
-
-        Fields without `changes_result` may differ; precision and quanta may be auto in one of them.
-        """
-        changing = set(fields_with("changes_result"))
-        given = {self.precision, other.precision}
-        if "auto" in given and not given & {"fast", "float8"}:
-            changing.remove("precision")
-        if self.calibrates == other.calibrates and "learned" not in (self.quanta, other.quanta):
-            changing.remove("quanta")
-        return [name for name in self.differences(other) if name in changing]
-
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`."""
         return {**asdict(self), "skip": list(self.skip)}

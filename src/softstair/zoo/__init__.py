@@ -182,10 +182,9 @@ def add(name: str, files: Sequence[Path | str], data: str, command: str, commit:
     """Add the first of some packed networks, and its card; they may differ in their seeds."""
     packed = [about(Path(file)) for file in files]
     recipes = [packed_recipe(metadata) for metadata in packed]
-    differing = {field for recipe in recipes for field in recipe.training_differences(recipes[0])}
     tested = "test_accuracy" if packed and packed[0]["test_accuracy"] else "valid_accuracy"
     accuracies = [metadata[tested] for metadata in packed]
-    if not packed or None in accuracies or differing - {"seed", "init_from", "teacher"}:
+    if not packed or None in accuracies or any(recipe != recipes[0] for recipe in recipes):
         raise SoftstairError("`files` must be packed networks of one recipe with different seeds.")
     entry = {"data": data, "accuracies": accuracies, "command": command, "commit": commit}
     content = Path(files[0]).read_bytes()
