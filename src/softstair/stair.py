@@ -7,7 +7,6 @@ the unit in which noise is measured and of which the levels of a linear stair ar
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -62,9 +61,13 @@ class Rounded:
     thresholds: tuple[float, ...]
     level_line: Line | None
     threshold_line: Line | None
+    index_error: float = field(init=False)
 
-    @cached_property
-    def index_error(self) -> float:
+    def __post_init__(self) -> None:
+        # Not on demand: compilers would trace it, and compile again once it is there.
+        object.__setattr__(self, "index_error", self._index_error())
+
+    def _index_error(self) -> float:
         """By how much (x − θ₁)/unit, in the dtype, may be wrong as a number of thresholds;
         infinite if that dtype does not evaluate the line."""
         line, thresholds = self.threshold_line, self.thresholds
