@@ -65,22 +65,34 @@ def test_no_module_imports_itself_through_others() -> None:
     assert circular == set()
 
 
-def test_modules_import_from_no_row_below_their_own() -> None:
-    """In the table of CONTRIBUTING.md, which has every module and folder of the package."""
+def rooms() -> tuple[dict[str, int], list[set[str]]]:
+    """The table of CONTRIBUTING.md: the row of each name, and the names that a row may import."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    _, _, table = text.partition("| module or folder of `softstair` |")
-    rows = re.findall(r"^\| (`.+?`) \|", table.partition("\n\n")[0], re.MULTILINE)
-    row_of = {name: n for n, row in enumerate(rows) for name in re.findall(r"`(\w+)/?`", row)}
+    _, _, table = text.partition("| room of `src/softstair/` |")
+    cells = [line.split(" | ") for line in table.partition("\n\n")[0].splitlines()[2:]]
+    named = [[re.findall(r"`(\w+)/?`", cell) for cell in (row[0], row[-1])] for row in cells]
+    row_of = {name: place for place, (names, _) in enumerate(named) for name in names}
+    return row_of, [set(allowed) for _, allowed in named]
+
+
+def test_modules_import_what_their_room_may_import() -> None:
+    """Their own row, the rows that it names, and what these may import."""
+    row_of, allowed = rooms()
+    reached: list[set[int]] = []
+    for place, names in enumerate(allowed):
+        above = {row_of[name] for name in names}
+        assert all(row < place for row in above)
+        reached.append({place}.union(*(reached[row] for row in above)))
     top = lambda module: module.split(".")[1]
     graph = import_graph()
     assert set(row_of) == {top(module) for module in graph} - {"__main__"}
-    upward = {
+    forbidden = {
         (module, imported)
         for module, all_imported in graph.items()
         for imported in all_imported
-        if top(module) != "__main__" and row_of[top(imported)] > row_of[top(module)]
+        if top(module) != "__main__" and row_of[top(imported)] not in reached[row_of[top(module)]]
     }
-    assert upward == set()
+    assert forbidden == set()
 
 
 MOST_LINES = 7_500
