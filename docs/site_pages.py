@@ -1,7 +1,7 @@
 """Pages of the API site that are not in ``docs/``: a hook of mkdocs, named in ``mkdocs.yml``.
 
-README.md, CHANGELOG.md and CONTRIBUTING.md are taken from the root of the repository. Each public
-module has a page with every name of its ``__all__``.
+README.md, CHANGELOG.md, CONTRIBUTING.md and paper/RESULTS.md are taken from the repository. Each
+public module has a page with every name of its ``__all__``.
 """
 
 import importlib
@@ -18,6 +18,7 @@ FROM_ROOT = {
     "README.md": "index.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "paper/RESULTS.md": "RESULTS.md",
 }
 MODULES = (
     "softstair",

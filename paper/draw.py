@@ -219,10 +219,10 @@ def order(figure: Figure) -> None:
 
 
 def beyond(figure: Figure) -> None:
-    """The gap of partition, from the page of the reproduction, and the accuracy by latent rate and
+    """The gap of partition, from the page of results, and the accuracy by latent rate and
     by the beginning of annealing, from the trials."""
     gaps, rates, begins = figure.subplots(1, 3)
-    page = (HERE.parent / "reproduction.md").read_text(encoding="utf-8")
+    page = (ROOT / "paper" / "RESULTS.md").read_text(encoding="utf-8")
     table = page.split("<!-- steps per layer -->")[1].split("<!--")[0]
     rows = [row.strip("| ").split(" | ") for row in table.strip().splitlines()[2:]]
     for data, shade in zip(("Speech", "SVHN", "CIFAR-10"), FAMILIES.values(), strict=False):

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reproduction.md and docs/beyond.md, all of docs/claims.md and
+"""Writes the tables of docs/results.md and paper/RESULTS.md, results/claims.csv and
 results/configurations.csv anew from the tables in results/.
 
 python -m paper.pages
@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 from docs.parts import put
@@ -18,7 +17,7 @@ from paper import Training, load
 from paper.claims import Finding, Judgement, judged
 from paper.design import DESIGNS, FORWARDS
 from paper.studies import DYNAMIC, FULL, STATIC, decisive, select, studies
-from paper.verdicts import before_the_drop, final
+from paper.verdicts import final
 from softstair import noise as noises
 from softstair.cli._mean import Mean, mean_of
 from softstair.schedule import POWERS
@@ -146,7 +145,7 @@ def grouped(trainings: Iterable[Training]) -> dict[str, list[Training]]:
     return {name: groups[name] for name in sorted(groups, key=level)}
 
 
-# The first screen
+# How much, and the verdicts
 
 
 def coverage(trainings: Sequence[Training]) -> str:
@@ -192,23 +191,17 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def claims(findings: Sequence[Finding]) -> str:
-    """A row for each claim: its verdicts, and of how many trainings they are."""
+    """A row for each claim: its verdicts."""
     rows = []
     for place, finding in enumerate(findings, 1):
         kinds = {
-            (_full(judgement), judgement.study.is_fresh): judgement
+            (_full(judgement), judgement.study.is_fresh): judgement.verdict
             for judgement in reversed(finding.tested)
         }
-        cells = [f"[{place}](claims.md#{anchor(place, finding)})", finding.says]
-        cells.append(DATA[finding.data])
-        for kind in ((True, False), (False, False), (True, True)):
-            judgement = kinds.get(kind)
-            cells += [judgement.verdict, str(judgement.trainings)] if judgement else [NONE, "0"]
-        rows.append(cells)
+        words = [kinds.get(kind, NONE) for kind in ((True, False), (False, False), (True, True))]
+        rows.append([str(place), finding.says, DATA[finding.data], *words])
     head = ["claim", "the paper says", "data"]
-    for kind in ("full length, running", "shortened, running", "full length, fresh"):
-        head += [f"{kind} statistics", "trainings"]
-    return table(head, rows)
+    return table([*head, "full length", "shorter", "full length, fresh statistics"], rows)
 
 
 def _is_papers(verdict: Judgement) -> bool:
@@ -220,54 +213,37 @@ def _full(verdict: Judgement) -> bool:
     return verdict.study.epochs >= FULL[verdict.study.data]
 
 
-def anchor(place: int, finding: Finding) -> str:
-    """The anchor of a claim's section."""
-    title = "".join(c for c in finding.claim.lower() if c.isalnum() or c in "- ")
-    return f"{place}-{title.replace(' ', '-')}"
-
-
 # Levels
 
 
-def levels(trainings: Sequence[Training], data: str) -> str:
-    """A row for each configuration of a data set at full length, the best first."""
-    full = [run for run in select(trainings, {"data": data}) if is_full(run)]
-    head = ["configuration", "paper", "folds", "validation", "95 % or range", "before the drop"]
-    head += [f"last {LAST} epochs", "test", "fresh: folds", "fresh: validation"]
-    head += ["fresh: 95 % or range", "fresh: test"]
+def levels(trainings: Sequence[Training]) -> str:
+    """A row for each configuration of CIFAR-10 at full length with running statistics, the best
+    first."""
+    wanted = {"data": "cifar10", "statistics": "running"}
     rows = []
-    for name, group in grouped(full).items():
-        running = [run for run in group if not is_fresh(run)]
-        fresh = [run for run in group if is_fresh(run)]
-        valid = average(run.valid_accuracy for run in running)
-        cells = [f"`{name}`", PAPER.get(name, NONE) if data == "cifar10" else NONE]
-        cells += [str(len(running)), number(valid), spread(valid)]
-        cells += [number(average(before_the_drop(run) for run in running))]
-        cells += [number(average(tail(run) for run in running))]
-        cells += [number(average(run.test_accuracy for run in running))]
-        valid = average(run.valid_accuracy for run in fresh)
-        cells += [str(len(fresh)), number(valid), spread(valid)]
-        cells += [number(average(run.test_accuracy for run in fresh))]
-        rows.append(cells)
-    return without_empty(head, rows)
+    for name, group in grouped(run for run in select(trainings, wanted) if is_full(run)).items():
+        valid, test = (
+            average(getattr(run, f"{kind}_accuracy") for run in group) for kind in ("valid", "test")
+        )
+        cells = [f"`{name}`", PAPER.get(name, NONE), str(len(group))]
+        rows.append([*cells, number(valid), spread(valid), number(test)])
+    return table(["configuration", "paper", "folds", "validation", "95 %", "test"], rows)
 
 
 def differences(trainings: Sequence[Training], data: str, epochs: str) -> str:
-    """Differences A − B between configurations with running statistics, paired by fold: before the
-    drop, after the last epoch, and on the test set if there is one."""
-    wanted = {"data": data, "epochs": epochs, "statistics": "running"}
-    running = select(trainings, wanted)
-    values = (before_the_drop, accuracy, lambda run: run.test_accuracy)
+    """Differences A − B between configurations with running statistics, paired by fold: after the
+    last epoch, and on the test set if there is one."""
+    running = select(trainings, {"data": data, "epochs": epochs, "statistics": "running"})
     rows = []
     for pair in PAIRS:
         left, right = (
             [run for run in running if run.configuration == CELLS[name]] for name in pair
         )
-        gaps = [paired_mean(left, right, value) for value in values]
+        gaps = [paired_mean(left, right, of) for of in (accuracy, lambda run: run.test_accuracy)]
         cells = [cell for gap in gaps for cell in (number(gap), spread(gap))]
         rows.append([*pair, str(gaps[0].folds), *cells])
-    heads = [(name, f"{name}: 95 %") for name in ("before the drop", "validation", "test")]
-    return without_empty(["A", "B", "folds", *(cell for two in heads for cell in two)], rows)
+    head = ["A", "B", "folds", "validation", "validation: 95 %", "test", "test: 95 %"]
+    return without_empty(head, rows)
 
 
 def by_schedule(trainings: Sequence[Training]) -> str:
@@ -280,15 +256,6 @@ def by_schedule(trainings: Sequence[Training]) -> str:
         name = "static noise" if interval == "none" else interval.replace("_", " ")
         rows.append([name, *_on_fold_0(trainings, [{**wanted, "forward": f} for f in FORWARDS])])
     return table(["schedule", *FORWARDS, *(f"{forward}: test" for forward in FORWARDS)], rows)
-
-
-def by_type(trainings: Sequence[Training]) -> str:
-    """Types of static noise on fold 0 of CIFAR-10 at full length: validation and test."""
-    rows = []
-    for forward in ("mode", "random"):
-        wanted = [{**STATIC, "forward": forward, "noise": noise} for noise in noises.names()]
-        rows.append([forward, *_on_fold_0(trainings, wanted)])
-    return table(["forward", *noises.names(), *(f"{name}: test" for name in noises.names())], rows)
 
 
 def _on_fold_0(trainings: Sequence[Training], wanted: Iterable[dict[str, str]]) -> list[str]:
@@ -319,25 +286,6 @@ def by_tail(trainings: Sequence[Training]) -> str:
         if words != [NONE, NONE] and last.name != "speech-variability":  # of these epochs already
             rows.append([last.says, *words])
     return table(["the paper says", "last epoch", f"mean of the last {LAST} epochs"], rows)
-
-
-def by_law(trainings: Sequence[Training]) -> str:
-    """How far each decay interval is above the next on Speech Commands at full length, by the power
-    law; running statistics."""
-    wanted = {"data": "speech", "epochs": "120", "noise": "uniform", "statistics": "running"}
-    ours = select(trainings, {**wanted, **DYNAMIC})
-    rows = []
-    for upper, lower in pairwise(INTERVALS):
-        for power in POWERS:
-            cells = [f"{upper} above {lower}".replace("_", " "), power]
-            for forward in FORWARDS:
-                group = select(ours, {"power": power, "forward": forward})
-                left, right = (select(group, {"interval": name}) for name in (upper, lower))
-                gap = paired_mean(left, right, accuracy)
-                cells += [number(gap), spread(gap)]
-            rows.append(cells)
-    head = [name for forward in FORWARDS for name in (forward, f"{forward}: 95 %")]
-    return table(["difference", "power law", *head], rows)
 
 
 def paired_mean(
@@ -417,28 +365,7 @@ def per_layer(trainings: Sequence[Training]) -> str:
     return table(head, [row for _, row in sorted(rows, key=lambda row: row[0])])
 
 
-# docs/beyond.md
-
-
-def gaps_in_training(trainings: Sequence[Training]) -> str:
-    """How far partition lies below static noise in training, with the mode: in the shortest and in
-    the longest trainings of each data set."""
-    every = [*trainings, *variations("speech-*-epochs.parquet")]
-    rows = []
-    for data in DATA:
-        wanted = {"data": data, "noise": "uniform", "forward": "mode", "statistics": "running"}
-        ours = select(every, wanted)
-        lengths = {int(run.settings["epochs"]) for run in select(ours, PARTITION)}
-        for epochs in (min(lengths), max(lengths)):
-            group = select(ours, {"epochs": str(epochs)})
-            partition, static = select(group, PARTITION), select(group, STATIC)
-            steps = float(partition[0].settings["period"]) * STEPS[data]
-            gap = paired_mean(static, partition, in_training)
-            level = number(average(map(in_training, static)))
-            about = [DATA[data], str(epochs), str(gap.folds), f"{steps:,.0f}"]
-            rows.append([*about, level, number(gap), spread(gap)])
-    head = ["data", "epochs", "folds", "steps per layer", "static noise, in training"]
-    return table([*head, "static noise above partition", "95 % or range"], rows)
+# Beyond the paper
 
 
 def gains(trainings: Sequence[Training]) -> str:
@@ -592,20 +519,6 @@ def widths(trainings: Sequence[Training]) -> str:
     return table(head, rows)
 
 
-def means() -> str:
-    """Shares of weights at each level after training with dynamic means, over layers."""
-    with open(RESULTS / "dynamic-means.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    shown = []
-    for name in sorted({row["configuration"] for row in rows}):
-        mine = [row for row in rows if row["configuration"] == name]
-        least = [min(float(row[f"at {level}"]) for row in mine) for level in (-1, 0, 1)]
-        most = [max(float(row[f"at {level}"]) for row in mine) for level in (-1, 0, 1)]
-        cells = [f"{number(a)} to {number(b)}" for a, b in zip(least, most, strict=True)]
-        shown.append([f"`{name}`", *cells])
-    return table(["configuration", "at −1", "at 0", "at 1"], shown)
-
-
 def means_at_full_length(trainings: Sequence[Training]) -> str:
     """Dynamic mean and std over 500 epochs: accuracy in training after some epochs, and validation
     beside the same unit over 50."""
@@ -652,56 +565,49 @@ def left_out(trainings: Sequence[Training]) -> str:
 
 
 def evidence(findings: Sequence[Finding]) -> str:
-    """A section for each claim: the rows that each of its verdicts follows from."""
-    sections = []
-    for place, finding in enumerate(findings, 1):
-        lines = [f"## {place} {finding.claim}", f"{DATA[finding.data]}. {finding.says}"]
-        lines += [] if finding.tested else ["", f"Not tested. {finding.measured}"]
-        for judgement in finding.tested:
-            scale = f"{judgement.study.epochs} epochs, {judgement.study.statistics} statistics"
-            without = f" Without {', '.join(judgement.missing)}." if judgement.missing else ""
-            trained = (
-                f"from {judgement.trainings} training{'' if judgement.trainings == 1 else 's'}"
-            )
-            lines += [
-                "",
-                f"**{scale}: {judgement.verdict}**, {trained}.{without}",
-                "",
-                rows_of(judgement),
-            ]
-        sections.append("\n".join(lines))
-    return "\n\n".join(sections)
-
-
-def rows_of(verdict: Judgement) -> str:
-    """Accuracies, and then differences."""
+    """The accuracies, and then the differences, that each verdict follows from, as CSV; shares are
+    in per cent."""
     rows = []
-    for label, cell in verdict.cells.items():
-        mean, test = cell.mean, NONE if "drop" in label else number(cell.test)
-        about = [label, str(cell.configurations), str(mean.folds)]
-        rows.append([*about, number(mean), NONE, spread(mean), test])
-    for label, gap in verdict.gaps.items():
-        is_std = label.startswith("std")
-        shown = number(gap.value if is_std else gap), spread(gap)
-        rows.append([label, NONE, NONE if is_std else str(gap.folds), NONE, *shown, NONE])
-    head = ["quantity", "configurations", "folds", "validation, %", "difference, points"]
-    return table([*head, "95 % or range", "test, %"], rows)
+    for place, finding in enumerate(findings, 1):
+        for one in finding.tested:
+            study = one.study
+            about = [place, finding.claim, finding.data, study.epochs, study.statistics]
+            about += [one.verdict, one.trainings, ", ".join(one.missing)]
+            for label, cell in one.cells.items():
+                test = None if "drop" in label else cell.test
+                row = [label, "accuracy", cell.configurations, cell.mean.folds]
+                rows.append([*about, *row, *_in_percent(cell.mean, test)])
+            for label, gap in one.gaps.items():
+                folds = None if label.startswith("std") else gap.folds
+                rows.append([*about, label, "difference", None, folds, *_in_percent(gap, None)])
+    head = "claim title data epochs statistics verdict trainings without quantity kind".split()
+    return _as_csv([*head, "configurations", "folds", "value", *SPREAD, "test"], rows)
 
 
 def configurations(trainings: Sequence[Training]) -> str:
     """A row for each configuration of each study, as CSV: means over folds, in per cent."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    head = ["data", "epochs", "statistics", "configuration", "folds", "validation"]
-    writer.writerow([*head, "half_interval_95", "least", "most", "test"])
+    rows = []
     for study in studies(trainings):
         about = [study.data, study.epochs, study.statistics]
         for name, group in grouped(run for run in study.trainings if run.is_done).items():
             mean = mean_of(run.valid_accuracy for run in group)
             test = average(run.test_accuracy for run in group)
-            shown = [mean.value, mean.margin, mean.least, mean.most, test and test.value]
-            cells = ["" if value is None else f"{100 * value:.2f}" for value in shown]
-            writer.writerow([*about, name, mean.folds, *cells])
+            rows.append([*about, name, mean.folds, *_in_percent(mean, test)])
+    head = ["data", "epochs", "statistics", "configuration", "folds", "validation"]
+    return _as_csv([*head, *SPREAD, "test"], rows)
+
+
+SPREAD = ("half_interval_95", "least", "most")
+
+
+def _in_percent(mean: Mean, test: Mean | None) -> list[str]:
+    shown = [mean.value, mean.margin, mean.least, mean.most, test and test.value]
+    return ["" if value is None else f"{100 * value:z.2f}" for value in shown]
+
+
+def _as_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
     return text.getvalue()
 
 
@@ -709,48 +615,37 @@ def written() -> dict[Path, str]:
     """Every file that this script writes, as it is to be."""
     trainings = reproduction()
     findings = judged(trainings)
-    page, proof = DOCS / "reproduction.md", DOCS / "claims.md"
+    stairs = [run for run in trainings if not run.recipe.is_float]
+    holds, details = DOCS / "results.md", ROOT / "paper" / "RESULTS.md"
     parts = {
         "coverage": coverage(trainings),
-        "summary": summary(findings),
-        "claims": claims(findings),
-        "CIFAR-10": levels(trainings, "cifar10"),
+        "left out": left_out(trainings),
+        "CIFAR-10": levels(trainings),
         "differences": differences(trainings, "cifar10", "500"),
         "schedules": by_schedule(trainings),
-        "noise types": by_type(trainings),
-        "speech": levels(trainings, "speech"),
-        "last epochs": by_tail(trainings),
+        "precisions": precisions(trainings),
         "speech intervals": by_interval(trainings, "speech", "120"),
-        "speech laws": by_law(trainings),
+        "last epochs": by_tail(trainings),
+        "centred": centred(trainings),
+        "widths": widths(trainings),
         "decay intervals": by_interval(trainings, "cifar10", "50"),
+        "static noise": static_noises(trainings),
         "SVHN intervals": by_interval(trainings, "svhn", "100", fold="0"),
         "SVHN differences": differences(trainings, "svhn", "100"),
-        "static noise": static_noises(trainings),
-        "steps per layer": per_layer(trainings),
-        "precisions": precisions(trainings),
-        "widths": widths(trainings),
-        "centred": centred(trainings),
-        "dynamic means": means(),
         "dynamic means at full length": means_at_full_length(trainings),
         "digits": digits(),
         "cost": cost(),
-    }
-    stairs = [run for run in trainings if not run.recipe.is_float]
-    more = {
-        "gaps in training": gaps_in_training(stairs),
+        "steps per layer": per_layer(trainings),
         "gains": gains(stairs),
         "random above expectation": random_above_expectation(stairs),
         "same end": beside_same_end(stairs),
         "noise types": types_in_training(stairs),
     }
-    beyond = DOCS / "beyond.md"
+    summaries = {"summary": summary(findings), "claims": claims(findings)}
     return {
-        page: put(parts, page.read_text(encoding="utf-8")),
-        beyond: put(more, beyond.read_text(encoding="utf-8")),
-        proof: put(
-            {"left out": left_out(trainings), "evidence": evidence(findings)},
-            proof.read_text(encoding="utf-8"),
-        ),
+        holds: put(summaries, holds.read_text(encoding="utf-8")),
+        details: put(parts, details.read_text(encoding="utf-8")),
+        RESULTS / "claims.csv": evidence(findings),
         RESULTS / "configurations.csv": configurations(trainings),
     }
 

@@ -32,7 +32,8 @@ from softstair.models import NETWORKS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), RESULTS / "README.md"]
+DETAILS = ROOT / "paper" / "RESULTS.md"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DETAILS, RESULTS / "README.md"]
 # The Lightning and Hugging Face examples have tests beside those of the callbacks; the page that
 # ends on a Cortex-M4 has one in tests/deploy.
 ELSEWHERE = {"integrations.md", "afternoon.md"}
@@ -413,14 +414,14 @@ def test_tables_are_those_that_the_script_writes(
     assert script(page, monkeypatch).rewritten(text) == text
 
 
-def test_pages_of_the_reproduction_are_those_that_the_script_writes() -> None:
+def test_pages_of_results_are_those_that_the_script_writes() -> None:
     written = pages.written()
     assert len(written) == 4
     for path, text in written.items():
         assert text_of(path) == text, path
 
 
-ACCURACY = text_of(DOCS / "accuracy.md")
+HOLDS, TRIALS = text_of(DOCS / "results.md"), text_of(DETAILS)
 
 
 def results_table(name: str) -> list[dict[str, str]]:
@@ -437,20 +438,15 @@ PRESETS += ["best-speech", "best-speech-ternary"]
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_results_of_a_preset_are_those_of_the_table(name: str) -> None:
-    """On the page on accuracy, and in the README."""
     data = name.split("-")[1]
     runs = [run for run in results_table("accuracy.csv") if run["data"] == data]
     tested, (twin,), (start,), (teacher,) = (
         percents([run for run in runs if run["run"] == each], "test_accuracy")
         for each in (name, "float twin with the teacher", "float twin (start)", "teacher")
     )
-    mean = statistics.mean(tested)
-    figures = (mean, min(tested), max(tested), twin, start, teacher)
+    figures = (statistics.mean(tested), min(tested), max(tested), twin, start, teacher)
     cells = " | ".join([str(len(tested)), *(f"{figure:.2f}" for figure in figures)])
-    assert re.search(rf"^\| `{name}` \| \d+ \| {re.escape(cells)} \|$", ACCURACY, re.M)
-    shared = "teacher of seed 0" if name == "best-cifar10-int4" else "same teacher"
-    row = rf"`{name}`.* \| {mean:.2f} % \| float twin with the {shared} \| {twin:.2f} % \|"
-    assert re.search(row, text_of(ROOT / "README.md"))
+    assert re.search(rf"^\| `{name}` \| \d+ \| {re.escape(cells)} \|$", HOLDS, re.M)
 
 
 REPEATED = {
@@ -478,12 +474,12 @@ def test_repeated_runs_on_fold_0_have_the_accuracies_of_the_table(name: str) -> 
     assert len(runs) == 3
     figures = (statistics.mean(valid), min(valid), max(valid), statistics.mean(test))
     cells = " | ".join(f"{figure:.2f}" for figure in figures)
-    assert re.search(rf"^\| {re.escape(REPEATED[name])} \| [^|]+ \| {cells} \|$", ACCURACY, re.M)
+    assert re.search(rf"^\| {re.escape(REPEATED[name])} \| [^|]+ \| {cells} \|$", TRIALS, re.M)
 
 
 def test_learned_quanta_on_all_of_speech_have_the_accuracies_of_the_table() -> None:
     """The interval by scipy, from the accuracies of the seeds."""
-    section = ACCURACY.partition("**Learned quanta**")[2].partition("\n## ")[0]
+    section = TRIALS.partition("**Learned quanta on speech.**")[2].partition("\n## ")[0]
     runs = [run for run in results_table("accuracy.csv") if run["data"] == "speech"]
     tested = {}
     for name, (label, *floats) in SPEECH_QUANTA.items():
@@ -500,23 +496,17 @@ def test_learned_quanta_on_all_of_speech_have_the_accuracies_of_the_table() -> N
     interval = scipy.stats.ttest_ind(learned, given).confidence_interval()
     words = [f"{number:+.2f}".replace("-", "−") for number in (gap, *interval)]
     assert "{} points (95 % interval: {} to {}".format(*words) in section
-    taken = re.search(r"`.*--bits int4 --quanta learned --fold all` \| (\S+) %", ACCURACY)
-    assert taken is not None
-    assert taken[1] == f"{statistics.mean(learned):.2f}"
 
 
 def test_effects_of_options_are_those_of_the_factorial() -> None:
     trainings = load(RESULTS / "accuracy-factorial.parquet")
     options = accuracy.find_options(trainings)
     effects, _ = accuracy.fit(trainings, options)
-    section = ACCURACY.split("### The options together")[1].split("\n### ")[0]
+    section = TRIALS.split("### The options together")[1].split("\n### ")[0]
     rows = re.findall(r"^\| `(\w+)` \| \S+ \| \S+ \| (\S+) \|$", section, re.M)
     points = [effect.row()["effect"].replace("-", "−") for effect in effects]
     assert rows == [(e.option.name, text) for e, text in zip(effects, points, strict=True)]
     assert {effect.row()["standard_error"] for effect in effects} == {"0.08"}
-    recipes = [t for t in trainings if t.configuration.startswith("recipe,")]
-    mean = 100 * statistics.mean(training.valid_accuracy or 0.0 for training in recipes)
-    assert f"the highest mean of the twelve, {mean:.2f} %" in section
 
 
 def test_gradients_in_float8_have_the_interval_of_the_table() -> None:
@@ -538,10 +528,9 @@ def test_gradients_in_float8_have_the_interval_of_the_table() -> None:
 
 
 def test_speed_in_sentences_is_that_of_the_results() -> None:
-    page, readme = text_of(DOCS / "speed.md"), text_of(ROOT / "README.md")
+    page = text_of(DOCS / "speed.md")
     bench = json.loads(text_of(RESULTS / "speed-h200.json"))
-    ratio = {row["name"]: row["ratio"] for row in bench["step"]["rows"]}
-    twin, partition = bench["step"]["rows"][0]["images_per_second"], bench["partition"]
+    partition = bench["partition"]
     name = "uniform-mode-std-partition-homogeneous"
     run, earlier, bfloat16 = (
         next(t for t in load(RESULTS / file) if (t.configuration, t.fold) == (name, 0))
@@ -552,10 +541,6 @@ def test_speed_in_sentences_is_that_of_the_results() -> None:
         )
     )
     speed = run.images_per_second or 0.0
-    assert readme.count(f" {ratio['mode']:.2f} ") == 2
-    computed = partition["images_per_second"] / twin
-    assert f"| {computed:.2f} | float twin in bfloat16" in readme
-    assert f"{computed:.1f} times" in readme
     static = partition["static_images_per_second"]
     captures = [phase["capture"] for phase in partition["phases"]]
     fast, float8 = (
@@ -643,44 +628,6 @@ def test_ternary_resnet20_has_the_accuracies_of_the_table() -> None:
             assert f"| {' | '.join(cells)} |" in page, name
 
 
-def rows_of_reproduction(part: str) -> list[list[str]]:
-    block = text_of(DOCS / "reproduction.md").split(f"<!-- {part} -->")[1].split("<!--")[0]
-    return [row[2:-2].split(" | ") for row in block.strip().splitlines()[2:]]
-
-
-def test_intervals_beyond_the_paper_have_the_figures_of_the_tables() -> None:
-    page = text_of(DOCS / "beyond.md")
-    leads = [Decimal(cell) for row in rows_of_reproduction("speech laws")
-             if row[0] == "partition above same start" for cell in row[2::2]]  # fmt: skip
-    assert f"partition is {min(leads)} to {max(leads)} points above same start" in page
-
-
-def test_observations_beyond_the_paper_have_the_figures_of_the_tables() -> None:
-    page = " ".join(text_of(DOCS / "beyond.md").split())
-    rows = rows_of_reproduction("steps per layer")
-    (five,) = (row for row in rows if row[:3] == ["Speech v0.01", "120", "running"])
-    assert f"of the paper are {five[4]} steps per layer" in page
-    longer = [row for row in rows if row[0] == "Speech v0.01" and row[2] == "running"]
-    assert all(not row[5].startswith("−") for row in longer)
-    (other,) = (row for row in rows if row[:3] == ["CIFAR-10", "50", "running"])
-    assert f"({other[4]} against {five[4]})" in page
-    trials = {trial["options"]: trial for trial in results_table("accuracy-trials.csv")}
-    plain = "cutmix=0 integer_input=false cutout=8 init_from=None teacher=None"
-    late = f"{plain} static_std=false interval=partition"
-    begun = f"{late} anneal_from=30 period=4"
-    names = [plain, f"{late} period=6", begun, f"{begun} forward=expectation"]
-    names += ["rate_shape=cosine forward=random", f"{begun} forward=random"]
-    names += [f"rate_shape=cosine{noise}" for noise in ("", " noise=normal", " noise=triangular")]
-    found = [f"{percents([trials[name]], 'valid_accuracy')[0]:.1f}" for name in names]
-    assert f"| mode | {' | '.join(found[:3])} |" in page
-    assert f"| – | {found[3]} |" in page
-    assert f"| random | {found[4]} (at the paper's rate) | – | {found[5]} |" in page
-    uniform, normal, triangular = found[6:]
-    assert (
-        f"uniform noise has {uniform}, normal {normal} and triangular noise {triangular} %" in page
-    )
-
-
 SVHN_ROWS = {
     "best-svhn": "`best-svhn`",
     "float twin with the teacher": "float twin with the teacher",
@@ -696,7 +643,7 @@ def test_folds_of_svhn_are_those_of_the_table(name: str) -> None:
     folds = {int(run["fold"]): percents([run], "valid_accuracy")[0] for run in found}
     cells = [f"{folds[fold]:.2f}" if fold in folds else "–" for fold in range(5)]
     cells.append(f"{statistics.mean(folds.values()):.2f}")
-    assert f"\n| {SVHN_ROWS[name]} | {' | '.join(cells)} |\n" in ACCURACY
+    assert f"\n| {SVHN_ROWS[name]} | {' | '.join(cells)} |\n" in TRIALS
 
 
 def test_times_of_late_annealing_are_those_of_the_table() -> None:
@@ -705,10 +652,7 @@ def test_times_of_late_annealing_are_those_of_the_table() -> None:
         start = f" from {run['anneal_from'][:-1]} % of the run" if run["anneal_from"] else ""
         seconds.setdefault(run["noise"] + start, []).append(Decimal(run["seconds"]))
     for name, (first, second) in seconds.items():
-        assert f"\n| {name} | {first:.2f} | {second:.2f} |\n" in ACCURACY
-    static, *others = (times[1] for times in seconds.values())
-    half, late = (f"{100 * (1 - time / static):.0f} %" for time in others)
-    assert f"{half} less time than static noise from 50 % of the run, and {late} less" in ACCURACY
+        assert f"\n| {name} | {first:.2f} | {second:.2f} |\n" in TRIALS
 
 
 METHODS = {
@@ -734,8 +678,8 @@ def test_other_methods_have_the_accuracies_of_the_table() -> None:
         figures = (statistics.mean(valid), min(valid), max(valid), statistics.mean(test))
         cells = " | ".join([str(len(runs)), *(f"{figure:.2f}" for figure in figures)])
         name = METHODS.get(method, "Brevitas, [^|]+")
-        assert re.search(rf"^\| {bits} \| {name} \| {re.escape(cells)} \|$", ACCURACY, re.M)
-    section = ACCURACY.split("## Beside other methods")[1].split("\n## ")[0]
+        assert re.search(rf"^\| {bits} \| {name} \| {re.escape(cells)} \|$", HOLDS, re.M)
+    section = HOLDS.split("## Beside other methods")[1].split("\n## ")[0]
     assert section.count("\n| ") == len(groups)  # one fewer, and the heading
     start = next(r for r in results_table("accuracy.csv") if r["run"].startswith("float start"))
     (valid,), (test,) = (percents([start], f"{kind}_accuracy") for kind in ("valid", "test"))
@@ -747,7 +691,7 @@ def test_late_annealing_has_the_accuracies_of_the_table(forward: str) -> None:
     name = "best-cifar10, late partition" + ("" if forward == "mode" else f", {forward}")
     (run,) = (run for run in results_table("accuracy.csv") if run["run"] == name)
     (test,) = percents([run], "test_accuracy")
-    assert f"\n| {forward} | {run['epochs']} | {test:.2f} |\n" in ACCURACY
+    assert f"\n| {forward} | {run['epochs']} | {test:.2f} |\n" in TRIALS
 
 
 def test_networks_of_the_zoo_have_the_accuracy_and_size_that_the_page_says() -> None:
@@ -849,7 +793,7 @@ def recipe_of(name: str, options: str) -> str:
     return str(vars(preset(name)) | values)
 
 
-def test_trials_of_the_accuracy_page_are_those_of_the_table() -> None:
+def test_trials_of_the_page_are_those_of_the_table() -> None:
     """A row of the page has the options that it changes in the first row of its table.
 
     Bold differences exceed the spread, which is that of CIFAR-10.
@@ -859,8 +803,8 @@ def test_trials_of_the_accuracy_page_are_those_of_the_table() -> None:
         key = (trial["set"], recipe_of(trial["preset"], trial["options"]), trial["epochs"])
         trials.setdefault(key, []).append(trial)
     form = r"^\| set (\d)(?:, `([\w-]+)`)? \|.+\n\|[-|]+\|\n((?:\|.+\n)+)"
-    tables = re.findall(form, ACCURACY, re.M)
-    assert len(tables) == 11
+    tables = re.findall(form, TRIALS, re.M)
+    assert len(tables) == 6
     for number, preset, rows in tables:
         digits, first, reference = 2 if int(number) > 4 else 1, "", None
         for row in rows.splitlines():
@@ -879,7 +823,7 @@ def test_trials_of_the_accuracy_page_are_those_of_the_table() -> None:
             assert shown == [str(len(seeds)), f"{mean:.{digits}f}", text, tested], row
 
 
-def test_the_spread_on_the_accuracy_page_is_that_of_repeated_trials() -> None:
+def test_the_spread_on_the_page_is_that_of_repeated_trials() -> None:
     seeds: dict[tuple[str, str], list[dict[str, str]]] = {}
     for trial in results_table("accuracy-trials.csv"):
         if trial["set"] == "6":
@@ -890,7 +834,7 @@ def test_the_spread_on_the_accuracy_page_is_that_of_repeated_trials() -> None:
         statistics.mean(statistics.variance(percents(pair, column)) for pair in pairs).sqrt()
         for column in ("valid_accuracy", "test_accuracy")
     )
-    assert f"{valid:.2f} points of validation\n  and {test:.2f} of test accuracy" in ACCURACY
+    assert f"{valid:.2f} points of validation\n  and {test:.2f} of test accuracy" in TRIALS
 
 
 def test_every_result_names_its_commit_command_data_and_machine() -> None:
