@@ -101,7 +101,7 @@ def settings_of_theory(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def fewer_steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"range": lambda count: range(min(count, 100))}
+    return {"range": lambda count: range(min(count, 20))}
 
 
 def narrow_network(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -447,6 +447,39 @@ def test_results_of_a_preset_are_those_of_the_table(name: str) -> None:
     figures = (statistics.mean(tested), min(tested), max(tested), twin, start, teacher)
     cells = " | ".join([str(len(tested)), *(f"{figure:.2f}" for figure in figures)])
     assert re.search(rf"^\| `{name}` \| \d+ \| {re.escape(cells)} \|$", HOLDS, re.M)
+
+
+def test_the_first_screen_has_the_figures_of_the_results() -> None:
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \| (.+) \|$", text_of(ROOT / "README.md"), re.M)
+    ours, beside = ([row[column].replace("*", "") for row in rows[1:7]] for column in (1, 2))
+    accuracy, ternary = results_table("accuracy.csv"), results_table("resnet20-ternary.csv")
+
+    def mean(runs: list[dict[str, str]], name: str, **wanted: str) -> str:
+        found = [run for run in runs if {"run": name, **wanted}.items() <= run.items()]
+        return f"{statistics.mean(percents(found, 'test_accuracy')):.2f} %"
+
+    both = [mean(accuracy, name) for name in ("best-cifar10", "best-cifar10-int4")]
+    twin = mean(accuracy, "float twin with the teacher", data="cifar10")
+    assert (ours[0], beside[0]) == ("; ".join(both), f"{twin} in float")
+    both = [mean(ternary, "the recipe, all data", features="0 1 2")]
+    both.append(mean(accuracy, "int4, uint8 shortcuts"))
+    floats = [mean(ternary, "float, 160 epochs")]
+    floats.append(mean(accuracy, "float, Nesterov, trained again"))
+    assert (ours[1], beside[1]) == ("; ".join(both), f"{'; '.join(floats)} in float")
+    arm = json.loads(text_of(RESULTS / "deployed-arm.json"))["networks"]["VGG8"]["figures"]
+    size = lambda name: f"{arm[name]['file_bytes'] / 1e6:.1f} MB"
+    time = lambda name: f"{arm[name]['cpu_ms']:.2f} ms"
+    assert ours[2] == size("ours, C")
+    float_size, int8_size = (size(f"ONNX Runtime 1.31.1, {kind}") for kind in ("float", "INT8"))
+    assert beside[2].startswith(f"{float_size} in float, {int8_size} in INT8")
+    row = next(x for x in text_of(DOCS / "deploy.md").splitlines() if x.startswith("| `cifar10-v"))
+    onnx, c = row.split(" | ")[2], row.split(" | ")[4].rstrip(" |")
+    assert ours[3] == f"{time('ours, C')} on ARM; {c} ms on x86-64"
+    assert f"{time('LiteRT 2.3.0, INT8')}, INT8" in beside[3]
+    assert f"{onnx} ms, our ONNX file" in beside[3]
+    steps = json.loads(text_of(RESULTS / "speed-h200.json"))["step"]["rows"]
+    (ratio,) = (row["ratio"] for row in steps if row["name"] == "mode")
+    assert ours[4] == f"{ratio:.2f} ×"
 
 
 REPEATED = {
