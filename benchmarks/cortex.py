@@ -3,7 +3,7 @@
     python -m benchmarks.cortex RUN [RUN ...] [--last-layer int8] [--examples 3]
                                 [--data-dir data] [--json figures.json]
 
-RUN is a run directory, a packed network, or the name of one of the zoo. The bits of the scores must
+RUN is a run directory, its file, or the name of one of the zoo. The bits of the scores must
 equal those of the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C
 compiler.
 """
@@ -27,7 +27,7 @@ TICK = 40
 
 def measure(run: Path, count: int, data_dir: Path, last_layer: LastLayer) -> dict[str, Any]:
     """Return the figures of one network."""
-    network = deployed(run, data_dir, last_layer)
+    network = deployed(run, last_layer)
     _, x = network.examples(data_dir, count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

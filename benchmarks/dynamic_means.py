@@ -5,7 +5,7 @@
         power=homogeneous
     python -m benchmarks.dynamic_means runs/means --out results/dynamic-means.csv
 
-RUNS is a folder of run directories, or of packed networks (.safetensors), that have the same weight
+RUNS is a folder of run directories that have the same weight
 stair. Writes a CSV with a row for each quantised layer of each network: the shares of its weights
 at each level, by the hard stair, after the last epoch. Layers count from 0 at the input.
 """
@@ -23,9 +23,7 @@ from paper.design import configuration
 from paper.results import find
 from softstair import Stair
 from softstair.convert.bits import stair_named
-from softstair.nn import StairLayer
 from softstair.train import Recipe, RunError, checkpoint
-from softstair.train.packed import about, packed_network
 from softstair.train.records import recipe_of
 
 MARK = ".weight_stair.quantum"
@@ -47,11 +45,6 @@ def networks(folder: Path) -> Iterator[tuple[Recipe, Layers]]:
         ]
         weights = [held[f"{name}.weight"] for name in names]
         yield recipe, list(zip(stairs, weights, strict=True))
-    for path in sorted(folder.glob("*.safetensors")):
-        layers = [one for one in packed_network(path).modules() if isinstance(one, StairLayer)]
-        fields = about(path)["recipe"]
-        recipe = Recipe(**{**fields, "skip": tuple(fields["skip"])})
-        yield recipe, [(one.weight_stair.stair, one.weight) for one in layers]
 
 
 def rows(folder: Path) -> Iterator[dict[str, str]]:

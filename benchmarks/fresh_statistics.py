@@ -3,10 +3,10 @@
     python -m benchmarks.fresh_statistics NETWORK... [--every-layer NETWORK] [--data-dir data]
         [--device cpu] [--out FILE.csv]
 
-NETWORK is a packed network. Each is evaluated on its validation fold and on the test
+NETWORK is a network.safetensors. Each is evaluated on its validation fold and on the test
 set, with the statistics of its batch normalisations
 
-    running                     as it was packed
+    running                     as it was trained
     fresh                       all estimated anew
     fresh in layer 0 alone      those of the first layer estimated anew, the others running
     fresh in all but layer 0    those of the first layer running, the others estimated anew
@@ -36,13 +36,13 @@ import torch
 from torch import nn
 
 from benchmarks.sentence import tell
+from softstair import zoo
 from softstair.data import load
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
 from softstair.data.folds import split
 from softstair.train import Recipe
 from softstair.train.metrics import evaluate, refresh_statistics
-from softstair.train.packed import about, packed_network
 
 COLUMNS = ("network", "statistics", "valid_accuracy", "test_accuracy", "data_version")
 BATCH, SEED = 256, 0
@@ -74,17 +74,15 @@ def measure(
     name: Path, data_dir: Path, device: torch.device, every_layer: bool
 ) -> Iterator[dict[str, str]]:
     """A row of the table for each choice of statistics."""
-    words = about(name)
-    recipe = words["recipe"]
-    data = load(recipe["data"], data_dir)
-    data = data.sample(recipe["limit"])
-    numbers = words["mean"], words["std"], device
-    parts = split(data, recipe["fold"], recipe["folds"])
+    known = zoo.about(name)
+    data = load(known.data, data_dir).sample(known.limit)
+    numbers = known.mean, known.std, device
+    parts = split(data, known.fold, known.folds)
     training, valid = (Examples(data.x[part], data.y[part], *numbers) for part in parts)
     test = None
     if data.test_x is not None and data.test_y is not None:
         test = Examples(data.test_x, data.test_y, *numbers)
-    augmentation = Recipe.from_json(recipe).augmentation
+    augmentation = Recipe(data=known.data).augmentation
     for statistics, network in networks(name, training, augmentation, every_layer):
         network.to(device)
         yield {
@@ -99,10 +97,10 @@ def measure(
 def networks(
     name: Path, training: Examples, augmentation: Augmentation, every_layer: bool
 ) -> Iterator[tuple[str, nn.Module]]:
-    """The packed network with each choice of statistics."""
-    running = packed_network(name)
+    """The network with each choice of statistics."""
+    running = zoo.load(name)
     yield "running", running
-    fresh = packed_network(name).train().to(training.y.device)
+    fresh = zoo.load(name).train().to(training.y.device)
     refresh_statistics(fresh, training, BATCH, SEED, augmentation)
     yield "fresh", fresh.eval()
     for layer in range(len(norms(running)) if every_layer else 1):
@@ -115,7 +113,7 @@ def networks(
 
 def with_norm(name: Path, network: nn.Module, other: nn.Module, layer: int) -> nn.Module:
     """A copy of the network with one batch normalisation of another."""
-    copy = packed_network(name)
+    copy = zoo.load(name)
     copy.load_state_dict(network.state_dict())
     norms(copy)[layer].load_state_dict(norms(other)[layer].state_dict())
     return copy

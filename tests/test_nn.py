@@ -291,7 +291,7 @@ def test_a_wrong_argument_is_named(kind, settings, field):
 def test_levels_beyond_the_ends_are_in_the_gradient_alone(name, forward, learned):
     """Values are those of the stair; the gradient is the oracle's for a stair of five levels."""
     plain = ss.nn.StairActivation(ss.Stair.ternary(0.3), name, forward)
-    longer = ss.nn.StairActivation(ss.Stair.ternary(0.3), name, forward, extra_levels=1)
+    longer = ss.nn.StairActivation(ss.Stair.ternary(0.3), name, forward, gradient_margin=1)
     x = (0.3 * torch.linspace(-2.97, 2.97, 200)).requires_grad_()
     values = []
     for module in (plain, longer):
@@ -309,8 +309,8 @@ def test_levels_beyond_the_ends_are_in_the_gradient_alone(name, forward, learned
 
 
 def test_levels_beyond_two_levels_are_an_error():
-    with pytest.raises(ValueError, match="extra_levels must be 0 for a stair of two levels"):
-        ss.nn.StairActivation(ss.Stair.sign(), extra_levels=1)
+    with pytest.raises(ValueError, match="gradient_margin must be 0 for a stair of two levels"):
+        ss.nn.StairActivation(ss.Stair.sign(), gradient_margin=1)
 
 
 @pytest.mark.parametrize("stair", [TERNARY, INT4, ss.Stair((-3, 0, 1), (-1, 0.5))], ids=str)

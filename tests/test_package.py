@@ -165,7 +165,6 @@ softstair.train.metrics: CHUNK evaluate refresh_statistics
 softstair.train.network: make_network stair_network
 softstair.train.optimiser: OptimiserOptions Rates make_optimiser
 softstair.train.options: DataOptions REPLACED SplitOptions describe
-softstair.train.packed: about packed_network
 softstair.train.parallel: StopRequest torchrun_ranks
 softstair.train.pool: MAX_RUNS_PER_GPU Pool ProcessPool Task cores worker_count
 softstair.train.progress: Event EventSender error_message forget_compiled free_memory

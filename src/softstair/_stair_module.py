@@ -36,7 +36,7 @@ class StairModule(nn.Module):
         std: The first standard deviation, in quanta; by default 95 % of the noise is within half a
             quantum.
         scheduled: Whether an annealer moves the noise; not that of a straight-through estimator.
-        extra_levels: Number of levels that are added to each end of the stair in the backward
+        gradient_margin: Number of levels that are added to each end of the stair in the backward
             pass only. Outputs stay the same, and gradients pass that many quanta farther. It has
             no effect with the forward ``"expectation"``.
 
@@ -49,7 +49,7 @@ class StairModule(nn.Module):
     std: Tensor
     quantum: Tensor
     log_ratio: nn.Parameter | None
-    extra_levels: int = 0
+    gradient_margin: int = 0
     _longer: tuple[Stair, Stair] | None = None  # with the extra levels; the second in quanta
 
     def __init__(
@@ -61,7 +61,7 @@ class StairModule(nn.Module):
         mean: float = 0.0,
         std: float | None = None,
         scheduled: bool = True,
-        extra_levels: int = 0,
+        gradient_margin: int = 0,
     ) -> None:
         super().__init__()
         _check.choice("forward", forward, FORWARDS)
@@ -70,11 +70,11 @@ class StairModule(nn.Module):
         if not isinstance(stair, Stair):
             raise _check.wrong("stair", stair, "a softstair.Stair")
         _check.integer("layer", layer, 0)
-        if _check.integer("extra_levels", extra_levels, 0) and len(stair) < 3:
-            raise _check.wrong("extra_levels", extra_levels, "0 for a stair of two levels")
+        if _check.integer("gradient_margin", gradient_margin, 0) and len(stair) < 3:
+            raise _check.wrong("gradient_margin", gradient_margin, "0 for a stair of two levels")
         _check.number("mean", mean, -noises.LARGEST, noises.LARGEST)
         _check.number("std", std, 0, noises.LARGEST)
-        self.strategy, self.layer, self.extra_levels = forward, layer, extra_levels
+        self.strategy, self.layer, self.gradient_margin = forward, layer, gradient_margin
         self._set_stair(stair)
         self.scheduled, self.annealed = scheduled, False
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
@@ -119,7 +119,7 @@ class StairModule(nn.Module):
     def _set_stair(self, stair: Stair) -> None:
         """Set the stair and those with extra levels, so that no forward pass has to make them."""
         self.stair = stair
-        if count := self.extra_levels:
+        if count := self.gradient_margin:
             unit = stair.with_quantum(1.0)
             self._longer = lengthened(stair, count), lengthened(unit, count)
 
@@ -232,8 +232,8 @@ class StairModule(nn.Module):
         """Load noise and stair, which a checkpoint of the float network does not have."""
         if not any(key.rpartition(".")[2] == "std" for key in state_dict):
             return
-        *_, missing, _, errors = args
-        key, own = f"{prefix}{EXTRA_STATE}", self.quantum.clone()
+        *_, errors = args
+        own = self.quantum.clone()
         quantum, ratio = f"{prefix}quantum", f"{prefix}log_ratio"
         if self.log_ratio is not None:  # a quantum that was not learned is its start
             state_dict.setdefault(ratio, torch.zeros_like(self.log_ratio))
@@ -241,10 +241,6 @@ class StairModule(nn.Module):
             state_dict[quantum] = learned_quantum(state_dict[quantum], state_dict.pop(ratio))
         try:
             super()._load_from_state_dict(state_dict, prefix, *args)
-            if key in missing:  # a packed network has the quantum alone
-                missing.remove(key)
-                if not torch.equal(self.quantum, own):
-                    self._take_stair(self.stair.with_quantum(self.quantum.tolist()))
             self.synchronise()
         except SoftstairError as error:
             errors.append(f"{prefix}{error}")

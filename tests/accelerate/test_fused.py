@@ -79,14 +79,14 @@ def test_weights_with_quanta_by_channel_give_exact_sums():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("quanta", ["fixed", "learned"])
-def test_extra_levels_are_in_the_gradients_of_fused_layers(quanta):
+def test_gradient_margin_are_in_the_gradients_of_fused_layers(quanta):
     """Gradients pass beyond the ends of the stair, by a table with more thresholds."""
-    net, twin = pair("ternary by channel", "uniform", "mode", 4, quanta, None, 1, extra_levels=1)
+    net, twin = pair("ternary by channel", "uniform", "mode", 4, quanta, None, 1, gradient_margin=1)
     assert not_fused(net) == ""
     x, y = batch(side=4, channels=1)
     check(net, twin, x, y)
     for _, stair in ss.nn.stair_modules(twin):
-        stair.extra_levels, stair._longer = 0, None
+        stair.gradient_margin, stair._longer = 0, None
     twin.zero_grad()
     learn(twin, x.double(), y)
     found = differences(net, twin)

@@ -53,13 +53,18 @@ def pair(
     make: Callable[[], nn.Module] | None = None,
     channels: int = 3,
     shortcuts: Any = None,
-    extra_levels: Any = "auto",
+    gradient_margin: Any = "auto",
 ) -> tuple[nn.Module, nn.Module]:
     """A stair network and the same in float64; normalisations with weights of either sign."""
     torch.manual_seed(0)
     weights, features = STAIRS[stairs]
     network, last = (model(side, channels), "15") if make is None else (make(), "fc")
-    options = {"skip": last, "quanta": quanta, "shortcuts": shortcuts, "extra_levels": extra_levels}
+    options = {
+        "skip": last,
+        "quanta": quanta,
+        "shortcuts": shortcuts,
+        "gradient_margin": gradient_margin,
+    }
     net = ss.quantise(network, weights, features, noise, forward, **options)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from paper.design import configuration, read_design
 from paper.tables import Epoch, Training, write
-from softstair import models
+from softstair import models, zoo
 from softstair.data import load
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
-from softstair.train.packed import pack
 
 ROOT = Path(__file__).parents[2]
 Script = Callable[..., tuple[int, str, str]]
@@ -186,13 +183,12 @@ def test_fresh_statistics_of_the_first_layer_repair_the_first_layer_alone(
     run: Script, tmp_path: Path
 ) -> None:
     train(Recipe(epochs=4, static_std=True), tmp_path / "run", device="cpu")
-    file = pack(tmp_path / "run", load("digits"), tmp_path / "mine.safetensors")
-    with safe_open(file, "pt") as packed:
-        metadata = packed.metadata()
-        tensors = {key: packed.get_tensor(key) for key in packed.keys()}  # noqa: SIM118
-    first = next(name for name in tensors if name.endswith("running_mean"))
-    tensors[first] += 100.0
-    save_file(tensors, file, metadata)
+    trained = tmp_path / "run" / "network.safetensors"
+    known, net = zoo.about(trained), zoo.load(trained)
+    next(b for name, b in net.named_buffers() if name.endswith("running_mean")).add_(100.0)
+    facts = {name: getattr(known, name) for name in ("mean", "std", "data", "fold", "folds")}
+    file = tmp_path / "mine.safetensors"
+    zoo.save(net, file, known.model, known.shape, classes=known.classes, **facts)
     out = tmp_path / "statistics.csv"
     assert run("fresh_statistics.py", file, "--every-layer", file, "--out", out)[0] == 0
     rows = {row.pop("statistics"): row for row in rows_of(out)}

@@ -1,8 +1,6 @@
 """``softstair export`` and ``softstair verify``, from a run to a file and back."""
 
 import importlib
-import os
-import pickle
 import re
 import shutil
 import sys
@@ -16,14 +14,13 @@ import softstair as ss
 from data import speech_tree
 from helpers.commands import Run
 from helpers.narrow import WIDTH
-from softstair import Stair
+from softstair import Stair, zoo
 from softstair._quantum import fit_quantum
 from softstair.data import load
 from softstair.data.folds import split
 from softstair.deploy import IntegerNetwork, last_layer
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
-from softstair.train.packed import about, pack
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
@@ -178,7 +175,6 @@ def test_export_to_c_refuses_what_does_not_fit(copy: Path, run: Run) -> None:
     error = run.rejected("export", copy, *flags)
     for words in ("--fit-flash allows 5,000", "--last-layer int8", "--fit-ram allows 50 bytes"):
         assert words in error, words
-    assert "--fit-ram is a flag of export" in run.rejected("zoo", "list", *flags[4:])
     assert not (copy / "c").exists()
 
 
@@ -193,28 +189,24 @@ def test_speech_network_is_exact_when_exported(tmp_path: Path, run: Run) -> None
     words = f"train --data speech {stairs} --epochs 2 --batch 16 --device cpu --out run"
     folder = ["--data-dir", tmp_path]
     assert run(*words.split(), *folder)[0] == 0
-    file = pack("run", load("speech", tmp_path), "speech.safetensors")
-    assert (about(file)["mean"], about(file)["std"]) == (128.0, 16.0)
+    file = Path("run/network.safetensors")
+    assert (zoo.about(file).mean, zoo.about(file).std) == (128.0, 16.0)
     for path, backends in ((file, "none"), ("run", "onnx,c" if HAS_COMPILER else "onnx")):
         code, out, err = run("verify", path, "--backends", backends, *folder)
         assert (code, err) == (0, "")
         assert out.count(": 0 mismatches of") == 1 + len({*backends.split(",")} - {"none"})
-    assert run("export", "run", *folder, "--out", "net.onnx")[0] == 0
+    assert run("export", "run", "--out", "net.onnx")[0] == 0
 
 
-def test_code_that_a_file_names_is_not_called(copy: Path, run: Run) -> None:
-    for name in ("config.json", "summary.json"):
-        text = (copy / name).read_text()
-        (copy / name).write_text(text.replace('"data": "digits"', '"data": "antigravity:fly"'))
-    assert "antigravity:fly" in run.rejected("verify", copy)
-    (copy / "summary.json").unlink()
-    assert "--resume" in run.rejected("verify", copy)
+def test_an_unfinished_run_is_refused(copy: Path, run: Run) -> None:
+    (copy / "network.safetensors").unlink()
+    for verb in ("verify", "export"):
+        assert "holds no finished run" in run.rejected(verb, copy)
 
 
 OWN = """
 from torch import nn
 
-import softstair as ss
 from softstair.data import load
 
 
@@ -223,15 +215,6 @@ def build(classes, shape):
         nn.Flatten(), nn.Linear(64, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(),
         nn.Linear(16, classes),
     )
-
-
-def quantised(classes, shape):
-    stair = ss.Stair.ternary()
-    return ss.quantise(build(classes, shape), stair, stair, skip="4")
-
-
-def of_vectors():
-    return quantised(10, (64,))[1:]
 
 
 def data():
@@ -250,77 +233,33 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_run_with_own_model_and_data_is_exported_by_its_flags(own: str, run: Run) -> None:
-    flags = ["--model", f"{own}:build", "--data", f"{own}:data"]
-    train(replace(RECIPE, model=flags[1], data=flags[3]), "mine", device="cpu")
-    both = f"pass --model {own}:build and --data {own}:data if you trust it"
-    assert both in run.rejected("verify", "mine")
-    assert f"--data {own}:data" in run.rejected("export", "mine", *flags[:2])
+    model, data = f"{own}:build", f"{own}:data"
+    train(replace(RECIPE, model=model, data=data), "mine", device="cpu")
+    assert f"{model!r}: pass --model" in run.rejected("export", "mine")
+    assert f"{data!r}: pass --data" in run.rejected("verify", "mine", "--model", model)
+    flags = ["--model", model, "--data", data]
     code, out, err = run("verify", "mine", *flags, "--backends", "none")
     assert (code, err) == (0, "")
     assert f"integer network: 0 mismatches of {60 * 17:,} numbers" in out
-    assert run("export", "mine", *flags, "--to", "qonnx")[0] == 0
+    assert run("export", "mine", "--model", model, "--to", "qonnx")[0] == 0
     assert Path("mine/network.qonnx").is_file()
-    assert "other names" in run.rejected("export", "mine", "--model", "digits", *flags[2:])
-    assert "other data" in run.rejected("export", "mine", *flags[:2], "--data", "digits")
-    assert "leave out --zero" in run.rejected("export", "mine", *flags, "--zero", 8)
+    assert "does not fit" in run.rejected("export", "mine", "--model", "digits")
 
 
-def test_packed_network_of_own_data_is_verified_by_its_flag(own: str, run: Run) -> None:
-    data = f"{own}:data"
-    train(replace(RECIPE, model="digits", data=data), "mine", device="cpu")
-    file = pack("mine", load(data), "mine.safetensors")
-    assert f"pass --data {data} if you trust it" in run.rejected("verify", file)
-    code, out, _ = run("verify", file, "--data", data, "--backends", "none")
-    assert code == 0
-    assert "integer network: 0 mismatches" in out
-    assert "fold 3 of digits" in " ".join(out.split())
-    assert "leave out --zero" in run.rejected("verify", file, "--data", data, "--zero", 8)
-
-
-def test_state_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -> None:
-    module = importlib.import_module(own)
-    net = module.quantised(10, (1, 8, 8))
-    torch.save(net.state_dict(), "net.pt")
-    torch.save({"epoch": 3, "net": net.state_dict()}, "loop.pt")
-    flags = ["--model", f"{own}:quantised", "--data", "digits"]
-    for file in ("net.pt", "loop.pt"):
-        code, out, err = run("verify", file, *flags, "--backends", "none", "--limit", 20)
-        assert (code, err) == (0, "")
-        assert "integer network: 0 mismatches of 340 numbers" in out
-    more = ["--zero", 3, "--scale", 4, "--to", "c", "--out", "c"]
-    assert run("export", "net.pt", *flags, *more)[0] == 0
+def test_a_network_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -> None:
+    build = importlib.import_module(own).build
+    net = ss.quantise(build(10, (1, 8, 8)), "ternary", skip="4").eval()
+    digits = {"classes": load("digits").classes, "mean": 3, "std": 4.0, "data": "digits"}
+    zoo.save(net, "net.safetensors", f"{own}:build", (1, 8, 8), fold=0, folds=5, **digits)
+    flags = ["net.safetensors", "--model", f"{own}:build"]
+    code, out, err = run("verify", *flags, "--backends", "none", "--limit", 20)
+    assert (code, err) == (0, "")
+    assert "integer network: 0 mismatches of 340 numbers" in out
+    code, out, err = run("export", *flags, "--to", "c", "--out", "c")
+    assert (code, err) == (0, "")
     integer = ss.deploy.integerise(net, (1, 8, 8), 3, 4.0)
     ss.deploy.c.write(integer, Path("by-hand"))
     assert Path("c/network_weights.h").read_text() == Path("by-hand/network_weights.h").read_text()
-
-
-def test_state_that_cannot_be_loaded_is_an_error(own: str, tmp_path: Path, run: Run) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.mkdir, (str(tmp_path / "called"),)
-
-    net = importlib.import_module(own).quantised(10, (1, 8, 8))
-    torch.save(net.state_dict(), "net.pt")
-    torch.save(Evil(), "evil.pt")
-    torch.save({"a": torch.zeros(3)}, "other.pt")
-    Path("old.pt").write_bytes(pickle.dumps(Evil()))
-    flags = ["--model", f"{own}:quantised", "--data", "digits"]
-    assert "pass --model" in run.rejected("export", "net.pt")
-    assert "--data" in run.rejected("export", "net.pt", *flags[:2])
-    assert "without running code" in run.rejected("export", "evil.pt", *flags)
-    assert "without running code" in run.rejected("export", "old.pt", *flags)
-    assert "does not fit" in run.rejected("export", "other.pt", *flags)
-    vectors = importlib.import_module(own).of_vectors()
-    torch.save(vectors.state_dict(), "vectors.pt")
-    shape = run.rejected("export", "vectors.pt", "--model", f"{own}:of_vectors", *flags[2:])
-    assert "Correct the shape of the input" in shape
-    assert "--shape" not in shape
-    float_model = ["--model", f"{own}:build", *flags[2:]]
-    sentence = run.rejected("export", "net.pt", *float_model)
-    assert "does not fit" in sentence
-    assert "… --model must return the quantised network" in sentence
-    assert "power of two" in run.rejected("export", "net.pt", *flags, "--scale", 3)
-    assert not (tmp_path / "called").exists()
 
 
 def test_errors(run: Run) -> None:
@@ -328,22 +267,21 @@ def test_errors(run: Run) -> None:
     train(replace(recipe, weights="float", features="float"), "float", device="cpu")
     not_integer = replace(load("digits"), mean=8.3)
     train(recipe, "mean", dataset=not_integer, device="cpu")
-    packed = pack(Path("mean"), not_integer, Path("mean.safetensors"))
     Path("empty").mkdir()
     Path("folds").mkdir()
     Path("folds/fold-0").symlink_to(Path("float").absolute())
     Path("junk").write_bytes(b"\0" * 100)
     for words, message in (
-        (f"verify {packed}", "--integer-input"),
-        (f"export {packed}", "--integer-input"),
+        ("verify mean", "--integer-input"),
+        ("export mean", "--integer-input"),
         ("export float", "float"),
-        ("export empty", "holds no run: give a run directory."),
+        ("export empty", "holds no finished run"),
         ("verify folds", "such as 'folds/fold-0'"),
         ("export junk", "junk"),
         ("export nowhere", "nowhere"),
         ("verify", "RUN is missing"),
-        (f"verify {packed} --backends java", "--backends"),
-        (f"verify {packed} --limit 0", "--limit"),
-        (f"export {packed} --to java", "--to"),
+        ("verify mean --backends java", "--backends"),
+        ("verify mean --limit 0", "--limit"),
+        ("export mean --to java", "--to"),
     ):
         assert message in run.rejected(*words.split())

@@ -26,7 +26,7 @@ GIVEN: dict[str, str] = {
     "last_rate": "2", "warm_up": "1", "momentum": "0.5", "weight_decay": "0.1",
     "norm_decay": "0.1", "clip_gradient": "0.1", "label_smoothing": "0.2 1",
     "loss": "torch.nn:MultiMarginLoss", "drop": "1 None", "drop_factor": "0.5", "batch": "16",
-    "epochs": "3", "mean0": "0.2", "std0": "0.2", "extra_levels": "0 1", "period": "0.1",
+    "epochs": "3", "mean0": "0.2", "std0": "0.2", "gradient_margin": "0 1", "period": "0.1",
     "noise_schedule": "absent:schedule", "anneal_from": "0", "out": "other", "data_dir": "other",
     "device": "cuda:99", "threads": "2", "jobs": "1",
 }  # fmt: skip
@@ -35,7 +35,7 @@ SAME_NUMBERS = {"--kernels reference": "plain torch gives the numbers of the oth
 IDLE = (
     "--integer-input --no-centre-input --thresholds floor --sums none --forward hard --no-truncate "
     "--optimiser adamw --momentum 0.5 --first-rate 2 --capture always --precision fast "
-    "--lr-drop-epoch 1 --extra-levels 0"
+    "--lr-drop-epoch 1 --gradient-margin 0"
 ).split()
 
 

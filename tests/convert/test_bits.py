@@ -54,11 +54,11 @@ def test_ternary_features_of_deep_networks_by_name_pass_gradients_up_to_two_quan
         assert not longer(bits)
     assert not longer(named("ternary"), named("ternary"))
     assert not longer("ternary", noise=ss.ste.hard_sigmoid())
-    assert not longer("ternary", extra_levels=0)
+    assert not longer("ternary", gradient_margin=0)
     assert not longer("ternary", model=deep(15))
     assert not longer("ternary", model=networks.make("resnet")[0])
-    assert [len(levels) for levels in longer("int4", model=deep(2), extra_levels=3)] == [22] * 2
-    net = ss.quantise(deep(1), "ternary", quanta="learned", extra_levels=1)
+    assert [len(levels) for levels in longer("int4", model=deep(2), gradient_margin=3)] == [22] * 2
+    net = ss.quantise(deep(1), "ternary", quanta="learned", gradient_margin=1)
     x = torch.tensor([-2.1, -1.9, -0.4, 0.6, 1.1, 1.9, 2.1], requires_grad=True)
     y = net[1](x)
     y.sum().backward()

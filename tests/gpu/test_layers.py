@@ -54,7 +54,7 @@ def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
     torch.backends.cudnn.allow_tf32 = True
 
 
-def test_byte_shortcuts_and_extra_levels_have_the_gradients_of_the_reference() -> None:
+def test_byte_shortcuts_and_gradient_margin_have_the_gradients_of_the_reference() -> None:
     """Fixed and learned quanta; the running means of a first pass make the variances exact."""
     from softstair._accelerate import fused
 
@@ -62,7 +62,7 @@ def test_byte_shortcuts_and_extra_levels_have_the_gradients_of_the_reference() -
     for quanta, shortcuts in itertools.product(("fixed", "learned"), (None, "uint8")):
         stairs, extra = ("by channel", 0) if shortcuts else ("ternary by channel", 1)
         cell = (stairs, "normal", "mode", 8, quanta, lambda: ResNet(16))
-        net, twin = pair(*cell, shortcuts=shortcuts, extra_levels=extra)
+        net, twin = pair(*cell, shortcuts=shortcuts, gradient_margin=extra)
         x, y = batch(4, 6)
         run = fused(net.cuda())
         assert run is not None

@@ -11,6 +11,7 @@ from torch import nn
 
 import softstair as ss
 from paper.design import changed
+from softstair import zoo
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
 from softstair.convert.bits import name_of
@@ -20,7 +21,6 @@ from softstair.data.folds import split
 from softstair.train import Recipe, train, trained_network
 from softstair.train.metrics import chosen_inputs
 from softstair.train.network import levels_of, make_network
-from softstair.train.packed import pack, packed_network
 from softstair.train.recipe import preset
 
 DIGITS = load("digits")
@@ -182,15 +182,15 @@ def test_a_stopped_run_keeps_its_quanta_and_is_not_calibrated_again(
 
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("bits", ["int4", "ternary", MIXED])
-def test_packed_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> None:
+def test_written_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> None:
     train(recipe(bits=bits, epochs=1), tmp_path / "run")
     trained = trained_network(tmp_path / "run", DIGITS)
-    file = pack(tmp_path / "run", DIGITS, tmp_path / "packed.safetensors")
-    packed = packed_network(file)
+    file = tmp_path / "run" / "network.safetensors"
+    loaded = zoo.load(file)
     x = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        assert torch.equal(trained(x), packed(x))
-    assert names(trained) == names(packed)
+        assert torch.equal(trained(x), loaded(x))
+    assert names(trained) == names(loaded)
     code, out, err = run("verify", file, "--backends", "onnx", "--limit", 60)
     assert (code, err) == (0, "")
     assert "integer network: 0 mismatches of" in out

@@ -31,8 +31,8 @@ DIGESTS = {
     "best-speech-ternary": "c2053d1b696e187f",
     "cifar10-vgg8": "0ab8014ebb42912e",
     "cifar10-vgg8-ternary": "7a2a4b41863e7040",
-    "speech-dscnn-int4": "429eecf992ca3cea",
-    "speech-dscnn-ternary": "10127a04c334ea6a",
+    "speech-dscnn-int4": "aab760de12525802",
+    "speech-dscnn-ternary": "fa40999fe09446b4",
 }
 
 
@@ -42,7 +42,13 @@ def digest(net: nn.Module) -> str:
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         result.update(name.encode() + tensor.detach().numpy().tobytes())
     for name, module in stair_modules(net):
-        about = (name, module.stair.to_json(), module.strategy, module.layer, module.extra_levels)
+        about = (
+            name,
+            module.stair.to_json(),
+            module.strategy,
+            module.layer,
+            module.gradient_margin,
+        )
         result.update(repr((*about, repr(module.noise))).encode())
     return result.hexdigest()[:16]
 

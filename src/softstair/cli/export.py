@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from softstair.cli._args import argument, flag
 from softstair.cli._table import print_line, print_table
@@ -15,29 +15,32 @@ from softstair.train.trained import LastLayer, deployed
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnFlags:
-    """A trained network, a user's own functions, and the input of a network of an own loop."""
+class NetworkFlags:
+    """A trained network, and its model if that is code of the user's own."""
 
     trained: Path = argument(
-        "RUN",
-        "Run directory, packed network, name of a network (see softstair zoo), or state_dict.",
+        "RUN", "Run directory, network.safetensors, or name of a network (see softstair zoo)."
     )
-    model: str | None = flag(
-        None, "package.module:function of your own model; for a state_dict, the quantised network."
-    )
-    data: str | None = flag(
-        None, "Data set of a state_dict, or package.module:function of your own data."
-    )
-    zero: int | None = flag(None, "Zero point of a state_dict's input (default: the data's mean).")
-    scale: float | None = flag(None, "Scale of a state_dict's input (default: the data's std).")
-
-    def own(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("model", "data", "zero", "scale")}
+    model: str | None = flag(None, "package.module:function of your own model.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportFlags:
-    """What to write, and where; also of ``softstair zoo export``."""
+class Command(NetworkFlags):
+    """Write a trained network as a network that computes in integers.
+
+    onnx:  a file of standard operators, exact with ONNX Runtime
+    qonnx: a file for FPGA tools
+    c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
+           its input
+
+    The features of every layer and the class are those of the trained network, or of the trained
+    network with its last layer in INT8. `softstair verify` compares them. An own loop writes a
+    network that can be exported with `softstair.zoo.save`.
+
+    A network whose model is your own code needs --model, since a file may come from anybody.
+
+    Exit code 0: written; 2: an error.
+    """
 
     to: Literal["onnx", "qonnx", "c"] = flag("onnx", "Format.")
     out: Path | None = flag(
@@ -66,15 +69,14 @@ class ExportFlags:
         None, "Processor on which C or ONNX is to be fast (default: this machine's)."
     )
     runtime: Runtime = flag("onnxruntime", "What runs ONNX; OpenVINO needs a file of its own.")
-    data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")
 
-    def export(self, trained: Path, **own: Any) -> int:
+    def run(self) -> int:
         target = target_of(self.to, self.cpu, self.runtime)
-        source = deployed(trained, self.data_dir, self.last_layer, **own)
+        source, run = deployed(self.trained, self.last_layer, self.model), self.trained
         name = "c" if self.to == "c" else f"network.{self.to}"
-        out = self.out or (trained / name if trained.is_dir() else Path(f"{trained.stem}-{name}"))
+        out = self.out or (run / name if run.is_dir() else Path(f"{run.stem}-{name}"))
         limits = (self.scratch, self.fit_flash, self.fit_ram, self.threads, target)
-        plan = write(source.integer, out, self.to, source.classes, *limits)
+        plan = write(source.integer, out, self.to, source.about.classes, *limits)
         _show_costs(source.integer)
         entry = source.integer.input
         print_line(f"input: (x - {entry.zero}) / {entry.scale:g}, x of {entry.type_name}")
@@ -88,29 +90,6 @@ class ExportFlags:
                 print_line(f"steps without a QLinearConv: {', '.join(others)}")
         print_line(f"written: {out}")
         return 0
-
-
-@dataclass(frozen=True)
-class Command(ExportFlags, OwnFlags):
-    """Write a trained network as a network that computes in integers.
-
-    onnx:  a file of standard operators, exact with ONNX Runtime
-    qonnx: a file for FPGA tools
-    c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
-           its input
-
-    The features of every layer and the class are those of the trained network, or of the trained
-    network with its last layer in INT8. `softstair verify` compares them.
-
-    A run with your own model or data needs --model or --data again, since a run directory may come
-    from anybody. A state_dict that your own loop wrote with torch.save needs --model, a function
-    that returns the quantised network, and --data.
-
-    Exit code 0: written; 2: an error.
-    """
-
-    def run(self) -> int:
-        return self.export(self.trained, **self.own())
 
 
 def _show_costs(network: IntegerNetwork) -> None:

@@ -14,7 +14,7 @@ from softstair._errors import MissingExtraError, SoftstairError, first_line
 from softstair.cli._args import flag
 from softstair.cli._progress import Progress
 from softstair.cli._table import print_line, print_table
-from softstair.cli.export import OwnFlags
+from softstair.cli.export import NetworkFlags
 from softstair.deploy import Comparison, IntegerNetwork, c_runner, onnx_runner, verify
 from softstair.deploy.comparison import CLASS, Runner, trained_runner
 from softstair.train.trained import LastLayer, deployed
@@ -25,7 +25,7 @@ TRAINED = "trained"
 
 
 @dataclass(frozen=True)
-class Command(OwnFlags):
+class Command(NetworkFlags):
     """Run a trained network, its integer network, its ONNX file and its C program on real examples,
     and count the numbers that differ: every feature of every layer, and the class.
 
@@ -34,7 +34,7 @@ class Command(OwnFlags):
     backend that cannot run here, because ONNX Runtime or a compiler is missing, is an error: leave
     it out with --backends. With --last-layer int8 the reference is the trained network with its
     last layer in INT8; how many classes differ from the trained network's is shown, but these are
-    no mismatches. --model and --data are as for `softstair export`.
+    no mismatches. --model is as for `softstair export`; own data need --data in the same way.
 
     Exit code 0: no number differs; 1: some do; 2: an error.
     """
@@ -44,6 +44,7 @@ class Command(OwnFlags):
         "float", "Run a last layer that was trained in float as it is, or with INT8 weights."
     )
     limit: int | None = flag(None, "Use only the first N examples.")
+    data: str | None = flag(None, "package.module:function of your own data.")
     data_dir: Path = flag(Path("data"), "Folder of the data sets.")
 
     def __post_init__(self) -> None:
@@ -53,8 +54,8 @@ class Command(OwnFlags):
             _check.integer("limit", self.limit, 1)
 
     def run(self) -> int:
-        source = deployed(self.trained, self.data_dir, self.last_layer, **self.own())
-        name, x = source.examples(self.data_dir, self.limit)
+        source = deployed(self.trained, self.last_layer, self.model)
+        name, x = source.examples(self.data_dir, self.limit, self.data)
         with tempfile.TemporaryDirectory() as folder, Progress("verify") as progress:
             others = {
                 name: _runner(name, source.integer, Path(folder)) for name in self._backends()

@@ -1,6 +1,7 @@
-"""``softstair zoo``: the trained networks that are part of softstair."""
+"""``softstair zoo``: the trained networks of softstair."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rich.filesize import decimal
@@ -10,80 +11,78 @@ from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag
 from softstair.cli._mean import mean_of
 from softstair.cli._table import print_line, print_table
-from softstair.cli.export import ExportFlags
+from softstair.data import load
+from softstair.data.batches import Examples
+from softstair.data.folds import held_out
+from softstair.train.execution import choose_device
+from softstair.train.metrics import evaluate
 
 
 @dataclass(frozen=True)
-class Command(ExportFlags):
-    """List the trained networks that are part of softstair, evaluate or export them.
+class Command:
+    """List the trained networks of softstair, or evaluate one.
 
     softstair zoo                 List the networks: bits, size, accuracy.
     softstair zoo card NAME       Show the data, the command and the commit of a network.
     softstair zoo evaluate NAME   Measure the accuracy on the test set of its data.
-    softstair zoo export NAME     Write it as ONNX, QONNX or C: the same as softstair export NAME.
 
     int4 means weights of int4 and features of uint4 (activations), ternary means both. `softstair
-    verify NAME` compares the exported network with the trained one.
+    export NAME` writes a network as ONNX, QONNX or C, and `softstair verify NAME` compares it.
 
     Exit code 0: done; 2: an error.
     """
 
-    action: Literal["list", "card", "evaluate", "export"] = argument(
-        "ACTION", "list, card, evaluate or export.", default="list"
+    action: Literal["list", "card", "evaluate"] = argument(
+        "ACTION", "list, card or evaluate.", default="list"
     )
     name: str | None = argument("NAME", "Name of a network.", default=None)
     device: str = flag("auto", "Device to evaluate on: auto, cpu, cuda or cuda:N.")
+    data_dir: Path = flag(Path("data"), "Folder of the data sets.")
 
     def __post_init__(self) -> None:
         if self.action == "list" and self.name is not None:
             raise SoftstairError(f"list takes no NAME, but {self.name!r} was given.")
         if self.action != "list" and self.name is None:
             raise SoftstairError(f"{self.action} needs a NAME: {', '.join(zoo.names())}.")
-        names = ("to", "out", "last_layer", "scratch", "fit_flash", "fit_ram", "threads")
-        for flag_name in names:
-            if self.action != "export" and getattr(self, flag_name) != getattr(Command, flag_name):
-                raise SoftstairError(f"`{flag_name}` is a flag of export, not of {self.action}.")
 
     def run(self) -> int:
         if self.name is None:
             _show_list()
         elif self.action == "card":
-            _show_card(zoo.card(self.name))
-        elif self.action == "evaluate":
-            known = zoo.card(self.name)
-            accuracy = zoo.evaluate(self.name, self.data_dir, self.device)
-            print_line(f"{self.name}: accuracy {accuracy:.2%} (its card: {known.accuracy:.2%})")
+            _show_card(self.name)
         else:
-            return self.export(zoo.path_of(self.name))
+            known, used = zoo.about(self.name), choose_device(self.device)
+            dataset = load(known.data, self.data_dir)
+            _, x, y = held_out(dataset, known.fold, known.folds, known.limit)
+            examples = Examples(x, y, known.mean, known.std, used)
+            accuracy = evaluate(zoo.load(self.name).to(used), examples)[1]
+            expected = zoo.card(self.name).accuracies[0]
+            print_line(f"{self.name}: accuracy {accuracy:.2%} (its card: {expected:.2%})")
         return 0
 
 
 def _show_list() -> None:
     left, right = ("name", "data", "model", "bits"), ("size", "accuracy", "seeds")
-    rows = [
-        (
-            card.name,
-            card.recipe.data,
-            card.recipe.model,
-            card.bits,
-            decimal(card.bytes),
-            mean_of(card.accuracies).in_percent(),
-            len(card.accuracies),
-        )
-        for card in map(zoo.card, zoo.names())
-    ]
+    rows = []
+    for name in zoo.names():
+        known, card, size = zoo.about(name), zoo.card(name), zoo.path_of(name).stat().st_size
+        figures = (decimal(size), mean_of(card.accuracies).in_percent(), len(card.accuracies))
+        rows.append((name, known.data, known.model, card.bits, *figures))
     print_table("trained networks", left, right, rows, boxed=False)
 
 
-def _show_card(card: zoo.Card) -> None:
+def _show_card(name: str) -> None:
+    known, card, size = zoo.about(name), zoo.card(name), zoo.path_of(name).stat().st_size
+    mean = mean_of(card.accuracies).in_percent()
+    input = f"{'×'.join(map(str, known.shape))} bytes x, as (x − {known.mean:g})/{known.std:g}"
     rows = {
         "data": card.data,
-        "model": f"{card.recipe.model}, {card.bits}, {card.bytes:,} bytes",
-        "accuracy": f"{card.accuracy:.2%}",
-        "over seeds": f"{mean_of(card.accuracies).in_percent()} (seeds: {len(card.accuracies)})",
-        "input": f"{'×'.join(map(str, card.shape))} bytes x, as (x − {card.mean:g})/{card.std:g}",
-        "classes": ", ".join(card.classes),
+        "model": f"{known.model}, {card.bits}, {size:,} bytes",
+        "accuracy": f"{card.accuracies[0]:.2%}",
+        "over seeds": f"{mean} (seeds: {len(card.accuracies)})",
+        "input": input,
+        "classes": ", ".join(known.classes),
         "command": card.command,
         "commit": card.commit,
     }
-    print_table(None, ("card", card.name), (), rows.items(), boxed=False)
+    print_table(None, ("card", name), (), rows.items(), boxed=False)

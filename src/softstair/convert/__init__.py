@@ -74,7 +74,7 @@ def quantise(
     fit: Literal["auto", "layer", "channel"] | None = "auto",
     sums: Sums | None = "sum",
     shortcuts: Stair | StairName | None = None,
-    extra_levels: int | Literal["auto"] = "auto",
+    gradient_margin: int | Literal["auto"] = "auto",
     quanta: Literal["fixed", "learned"] = "fixed",
     activation: Literal["auto", "keep", "replace"] = "auto",
     strict: bool = False,
@@ -138,7 +138,7 @@ def quantise(
             with weights read these features through a second stair, that of ``features``. It is
             used where it has more levels than ``features``; if those have negative levels, it is
             continued below 0. None: one stair for both.
-        extra_levels: Number of levels that are added to each end of the features' stairs in the
+        gradient_margin: Number of levels that are added to each end of the features' stairs in the
             backward pass only. Outputs stay the same, and gradients pass that many quanta farther.
             ``"auto"``: 1 for ternary features given by name, in networks with at least 16
             activations and no shortcuts; otherwise 0.
@@ -162,6 +162,9 @@ def quantise(
         raise _check.wrong("model", model, "a torch.nn.Module")
     if weights is None and features is None:
         raise _check.invalid("weights", "or features must be a Stair, but both are None")
+    given: dict[str, Any] = {"weights": weights, "features": features, "skip": skip, "fit": fit}
+    given |= {"sums": sums, "shortcuts": shortcuts, "gradient_margin": gradient_margin}
+    given |= {"quanta": quanta, "activation": activation}
     stairs: Any = weights
     if is_named := has_names(weights):
         if features is not None:
@@ -214,7 +217,7 @@ def quantise(
         if site.is_weights:
             site.replacement = _layer(site, keywords, init, fit)
         else:
-            if (count := extra_levels) == "auto":
+            if (count := gradient_margin) == "auto":
                 is_estimator = not keywords.get("scheduled", True)
                 count = int(is_deep and len(keywords["stair"]) == 3 and not is_estimator)
             site.replacement = _activation(site, keywords, count, is_named).to(device)
@@ -237,7 +240,7 @@ def quantise(
             calls.setdefault(site.place if site.source else site.step, []).append(new)
     if calls:
         graph = rewrite(net, calls)
-    setattr(net, ATTRIBUTE, Conversion(rows, graph))
+    setattr(net, ATTRIBUTE, Conversion(rows, graph, given))
     if text := _floats(net, sites, options, weights):
         if strict:
             raise _check.invalid("model", f"must be quantised if strict is True, but {text}")
@@ -465,7 +468,7 @@ def _function_of(site: Site, traced: fx.Graph | None, net: nn.Module) -> Any:
 def _activation(site: Site, keywords: dict[str, Any], extra: int, by_name: bool) -> StairActivation:
     """Return the stair of features; of uintN by name after a kept activation, it begins at the
     least value that this has for normally distributed sums."""
-    activation = StairActivation(**keywords, function=site.function, extra_levels=extra)
+    activation = StairActivation(**keywords, function=site.function, gradient_margin=extra)
     function = site.function or (site.source and site.source.function)
     if function and by_name and (name_of(activation.stair) or "").startswith("uint"):
         x = torch.special.ndtri(torch.arange(0.5, SUMS_TRIED) / SUMS_TRIED)

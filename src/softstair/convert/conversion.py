@@ -45,6 +45,7 @@ class Conversion:
 
     rows: tuple[Row, ...]  # in order of execution
     graph: Graph
+    options: dict[str, Any]  # of quantise, but for those of training
 
 
 def conversion_of(net: nn.Module) -> Conversion:
@@ -57,6 +58,11 @@ def conversion_of(net: nn.Module) -> Conversion:
 def graph_of(net: nn.Module) -> Graph:
     """Return the graph of a quantised network."""
     return _stored(net).graph
+
+
+def options_of(net: nn.Module) -> dict[str, Any]:
+    """Return the options that :func:`softstair.quantise` was called with."""
+    return _stored(net).options
 
 
 def _stored(net: nn.Module) -> Conversion:

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 import softstair
-from softstair import _check, kernels
+from softstair import _check, kernels, zoo
 from softstair.calibrate import calibrate
 from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
+from softstair.models import default_for
 from softstair.nn import layer_count
 from softstair.train import execution, parallel, records, teacher
 from softstair.train.metrics import chosen_inputs, evaluate, refresh_statistics, stair_health
@@ -262,6 +263,13 @@ def _train(
         "seconds": seconds,
         "config": config,
     }
+    if parallel.rank() == 0:
+        facts = {name: summary[name] for name in ("valid_accuracy", "test_accuracy")}
+        facts |= {name: getattr(recipe, name) for name in ("data", "fold", "folds", "limit")}
+        facts |= {"classes": dataset.classes, "mean": numbers[0], "std": numbers[1]}
+        name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
+        label = f"{type(network).__module__}:{type(network).__qualname__}" if own else name
+        zoo.save(state.network, run.path / records.NETWORK, label, dataset.x.shape[1:], **facts)
     run.finish(summary)
     return summary
 

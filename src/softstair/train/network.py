@@ -95,7 +95,7 @@ def stair_network(
         example_inputs=example,
         sums=None if recipe.sums == "none" else recipe.sums,
         shortcuts=None if recipe.shortcuts == "same" else recipe.shortcuts,
-        extra_levels=recipe.extra_levels,
+        gradient_margin=recipe.gradient_margin,
         quanta="learned" if recipe.quanta == "learned" else "fixed",
     )
 
@@ -288,7 +288,7 @@ def _effect(name: str, recipe: Recipe, state: State) -> Any:
         return data.numbers(recipe.integer_input, recipe.centre_input)
     if name in REPLACED:
         return recipe.stair("weights"), recipe.stair("features"), recipe.stair("first_layer")
-    if name in ("sums", "extra_levels"):
+    if name in ("sums", "gradient_margin"):
         with torch.random.fork_rng([]):
             stairs = stair_modules(make_network(recipe, data))
         return [(place, repr(stair), stair.longer_stair(False)) for place, stair in stairs]

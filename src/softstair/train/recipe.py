@@ -46,7 +46,7 @@ class NoiseOptions(Options):
     std0: float | None = option(
         None, "Initial std in quanta (None: 95 % of the noise within half a quantum).", "schedule"
     )
-    extra_levels: int | Literal["auto"] = option(
+    gradient_margin: int | Literal["auto"] = option(
         "auto",
         "Levels added to each end of the features' stairs in the backward pass only (auto: 1 for "
         "ternary bits in deep networks without shortcuts, else 0).",

@@ -12,6 +12,8 @@ from softstair.train.recipe import Recipe, fields_with
 
 MAX_JSON_BYTES = 1 << 20
 MAX_THREADS = 1024
+NETWORK = "network.safetensors"
+"""The file of the trained network in a run directory."""
 SUMMARY = {
     "valid_accuracy", "best_valid_accuracy", "test_accuracy", "epochs", "images_per_second",
     "seconds", "config",

@@ -6,6 +6,7 @@
     network.txt     what became of every layer of the model
     metrics.jsonl   one line per epoch; the same bytes however often the run was interrupted
     checkpoint/     the state of the training, see checkpoint.py
+    network.safetensors  the trained network, see softstair.zoo
     summary.json    the result, once the run is complete
     start, teacher  runs that were trained first, if the recipe asks for them
     lock            held by the process that trains
