@@ -80,13 +80,14 @@ class About:
 def save(net: nn.Module, file: Path | str, model: str, shape: Sequence[int], **facts: Any) -> Path:
     """Write a trained network to a file, in place of one that exists.
 
-    >>> import tempfile, softstair as ss
-    >>> folder = tempfile.TemporaryDirectory()
+    >>> import tempfile
+    >>> import softstair as ss
     >>> net = ss.quantise(build("digits", classes=10, shape=(1, 8, 8)), "ternary")
-    >>> about_it = dict(model="digits", shape=(1, 8, 8), mean=8, std=4, classes=range(10))
-    >>> file = save(net, f"{folder.name}/digits.safetensors", **about_it)
+    >>> known = dict(model="digits", shape=(1, 8, 8), mean=8, std=4, classes=range(10))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     loaded = load(save(net, f"{folder}/digits.safetensors", **known))
     >>> x = torch.randn(2, 1, 8, 8)
-    >>> torch.equal(load(file)(x), net.eval()(x))
+    >>> torch.equal(loaded(x), net.eval()(x))
     True
 
     Args:
