@@ -26,11 +26,6 @@ def network(
     return ss.quantise(networks.mlp(6, 8, 8, 3), weights, features, **settings).eval()
 
 
-def older(state: State) -> State:
-    """The state as versions before 0.2 saved it, without levels and thresholds."""
-    return {key: value for key, value in state.items() if not key.endswith("_extra_state")}
-
-
 def stairs(net: nn.Module) -> list[ss.Stair]:
     return [module.stair for _, module in ss.nn.stair_modules(net)]
 
@@ -86,14 +81,13 @@ def test_a_network_with_extra_state_of_its_own_keeps_it():
     assert other.count == 5
 
 
-@pytest.mark.parametrize("form", [dict, older], ids=["new", "older"])
 @pytest.mark.parametrize("quantum", [0.1, 0.3])
-def test_a_loaded_network_is_the_saved_one(quantum, form):
+def test_a_loaded_network_is_the_saved_one(quantum):
     """Quanta may be others: those of a fit or a calibration, which are float32."""
     saved = network(INT4.with_quantum(0.125), UINT4.with_quantum(0.75))
     net = network(INT4.with_quantum(quantum), UINT4, seed=1)
     pointers = {name: buffer.data_ptr() for name, buffer in net.named_buffers()}
-    net.load_state_dict(form(saved.state_dict()), strict=True)
+    net.load_state_dict(saved.state_dict(), strict=True)
     assert stairs(net) == stairs(saved)
     x = torch.randn(50, 6)
     assert torch.equal(net(x), saved(x))
