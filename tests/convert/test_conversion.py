@@ -16,7 +16,6 @@ pytestmark = pytest.mark.quick
 TERNARY = ss.Stair.ternary()
 INT4 = ss.Stair.linear(4, signed=True, quantum=0.1)
 UINT4 = ss.Stair.linear(4, quantum=0.1)
-State = dict[str, Tensor]
 
 
 def network(
