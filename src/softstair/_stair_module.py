@@ -299,6 +299,17 @@ class StairActivation(StairModule):
         self._set_stair(shifted(self.stair, lowest))
         self.unit_stair = self.stair.with_quantum(1.0)
 
+    def set_range(self, quantum: float, lowest: int) -> None:
+        """Set the quantum, and the lowest level in quanta."""
+        self.begin(lowest)
+        super().set_quantum(quantum)
+
+    def set_quantum(self, quantum: float | Sequence[float]) -> None:
+        """Set the quantum; with a larger one, a range that calibration chose begins as before."""
+        if self.follows_range and isinstance(quantum, float) and self.stair.integers is not None:
+            self.begin(max(round(self.stair.levels[0] / quantum), self.stair.integers[0]))
+        super().set_quantum(quantum)
+
     def _take_stair(self, stair: Stair) -> None:
         if self.follows_range and stair.integers is not None:
             self.begin(stair.integers[0])

@@ -137,8 +137,8 @@ def calibrate_stairs(
         finally:
             set_input_units(net)
     for group in groups:
-        values = [observed[stair] for stair in group if stair in observed]
-        if values and (quantum := _quantum(torch.cat(values), group, method)):
+        values = {stair: observed[stair] for stair in group if stair in observed}
+        if quantum := _quantum(values, method):
             readings = [(layer, observed[layer]) for layer in read if read[layer] & set(group)]
             quantum = _best_for_sums(quantum, group[0].stair, readings)
             for stair in group:
@@ -204,22 +204,26 @@ def _activate(stair: Any, arguments: tuple[Tensor, ...], _: Tensor) -> Tensor:
     return arguments[0].relu() if is_relu else arguments[0]
 
 
-def _quantum(values: Tensor, group: Sequence[StairActivation], method: Method) -> float | None:
+def _quantum(observed: Mapping[StairActivation, Tensor], method: Method) -> float | None:
     """Return the quantum for the inputs of stairs; None if all are at the lowest level, 0.
 
-    Stairs that follow the range begin at its least value.
+    Stairs that follow the range begin at the least value of their own inputs.
     """
-    stair = group[0].stair
-    if following := [each for each in group if each.follows_range]:
+    quanta = []
+    for follower in [stair for stair in observed if stair.follows_range]:
+        x, shares = observed[follower], SHARES
         if method == "percentile":
-            ranks = [min(max(round(part * len(values)), 1), len(values)) for part in OUTER_PARTS]
-            values = values.clamp(*(values.kthvalue(rank).values for rank in ranks))
-        fitted = fit_range(values, len(stair), (1.0,) if method == "percentile" else SHARES)
-        if fitted is None:
-            return None
-        for each in following:
-            each.begin(fitted[1])
-        return fitted[0]
+            ranks = [min(max(round(part * len(x)), 1), len(x)) for part in OUTER_PARTS]
+            x, shares = x.clamp(*(x.kthvalue(rank).values for rank in ranks)), (1.0,)
+        if fitted := fit_range(x, len(follower.stair), shares):
+            follower.set_range(*fitted)
+            quanta.append(fitted[0])
+    others = {stair: x for stair, x in observed.items() if not stair.follows_range}
+    if quanta:
+        return max(_quantum(others, method) or 0.0, *quanta)
+    if not others:
+        return None
+    stair, values = next(iter(others)).stair, torch.cat([*others.values()])
     if stair.levels[0] >= 0:
         values = values[values > 0]
     if not len(values) or not values.any():

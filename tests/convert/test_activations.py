@@ -181,3 +181,37 @@ def test_a_hook_on_a_kept_activation_runs_once_with_the_features() -> None:
     net(x)
     assert len(seen) == 1
     assert torch.equal(seen[0], net[:3](x))
+
+
+def features_of(net: nn.Module) -> dict[str, StairActivation]:
+    return {name: m for name, m in net.named_modules() if isinstance(m, StairActivation)}
+
+
+def two_branches(join: Callable[[list[Tensor]], Tensor]) -> nn.Module:
+    torch.manual_seed(1)
+    code = lambda m, x: m.c(join([m.b(x), F.gelu(m.a(x))]))
+    layers = {"a": nn.Linear(8, 16), "b": nn.Linear(8, 16), "c": nn.LazyLinear(4)}
+    model = Code(code, **layers).eval()
+    model(torch.zeros(2, 8))
+    return model
+
+
+@pytest.mark.parametrize("method", ["mse", "percentile", "sums"])
+@pytest.mark.parametrize("bits", ["int4", "int8"])
+def test_features_beside_a_sum_keep_their_own_range(bits: str, method: str) -> None:
+    model, x = two_branches(lambda parts: torch.cat(parts, 1)), 3 * torch.randn(512, 8)
+    net = ss.quantise(model, bits).eval()
+    ss.calibrate(net, [x], method=method)
+    stairs = features_of(net)
+    assert len({stair.stair.quantum for stair in stairs.values()}) == 1
+    assert error_of(net, stairs["stair_gelu"], nn.GELU(), x) < (0.2 if bits == "int4" else 0.02)
+
+
+@pytest.mark.parametrize("quanta", ["fixed", "learned"])
+def test_joined_features_share_a_quantum_from_the_start(quanta: str) -> None:
+    model = two_branches(lambda parts: torch.cat([F.relu(parts[0]), torch.tanh(parts[1])], 1))
+    net = ss.quantise(model, "int4", quanta=quanta)
+    relu, tanh = (features_of(net)[name] for name in ("stair_relu", "stair_tanh"))
+    assert relu.stair.quantum == tanh.stair.quantum == net.c.input_quantum
+    assert relu.log_ratio is tanh.log_ratio
+    assert tanh.stair.levels[0] < 0

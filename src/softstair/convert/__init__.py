@@ -48,6 +48,7 @@ from softstair.convert.sites import (
     number_layers,
     set_input_units,
     set_ranks,
+    tied_stairs,
 )
 from softstair.nn import StairActivation, StairLayer, StairWeight
 from softstair.noise import Noise
@@ -246,6 +247,11 @@ def quantise(
             raise _check.invalid("model", f"must be quantised if strict is True, but {text}")
         advice = "softstair.report says why; name them in `skip` if that is meant"
         warnings.warn(f"{text}. {advice}", stacklevel=2)
+    for group in tied_stairs(net):
+        if any(stair.follows_range for stair in group):
+            quantum = max(map(attrgetter("stair.quantum"), group))
+            for stair in group:
+                stair.set_quantum(quantum)
     if quanta == "learned":
         learn_quanta(net)
     set_input_units(net)
@@ -476,8 +482,7 @@ def _activation(site: Site, keywords: dict[str, Any], extra: int, by_name: bool)
         y = copy.deepcopy(function).cpu().eval()(x[:, None].expand(-1, max(channels, 1)))
         activation.follows_range = True
         if fitted := fit_range(y.detach(), len(activation.stair)):
-            activation.begin(fitted[1])
-            activation.set_quantum(fitted[0])
+            activation.set_range(*fitted)
     return activation
 
 
