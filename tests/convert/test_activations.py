@@ -215,3 +215,31 @@ def test_joined_features_share_a_quantum_from_the_start(quanta: str) -> None:
     assert relu.stair.quantum == tanh.stair.quantum == net.c.input_quantum
     assert relu.log_ratio is tanh.log_ratio
     assert tanh.stair.levels[0] < 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_prelu_of_another_dtype_is_kept(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.PReLU(16), nn.Linear(16, 4)).to(dtype)
+    assert ss.quantise(model, "int8")[1].function.weight.dtype == dtype
+
+
+def test_the_weight_of_a_functional_prelu_is_a_parameter_of_the_float_network() -> None:
+    layers = {"a": nn.Linear(8, 16), "b": nn.Linear(16, 4), "w": nn.PReLU(16)}
+    model = Code(lambda m, x: m.b(F.prelu(m.a(x), m.w.weight)), **layers)
+    net = ss.quantise(model, "int8")
+    model.w.weight.data = torch.rand(16)
+    net.load_state_dict(model.state_dict())
+    assert torch.equal(features_of(net)["stair_prelu"].function.weight, model.w.weight)
+    computed = Code(lambda m, x: m.b(F.prelu(m.a(x), m.w.weight.abs())), **layers)
+    with pytest.raises(SoftstairError, match="stair_prelu"):
+        ss.quantise(computed, "int8")
+
+
+def test_a_second_call_keeps_the_activation_where_the_first_is_in_float() -> None:
+    layers = {"a": nn.Linear(8, 8), "b": nn.Linear(8, 4), "act": nn.PReLU()}
+    model = Code(lambda m, x: m.b(m.act(m.a(m.act(x)))), **layers)
+    net = ss.quantise(model, {"act.2": "int8", "act": "float", "*": "int8"})
+    again = ss.quantise(model, {"act.2": "int8", "act": "float", "*": "int8"})
+    again.load_state_dict(net.state_dict())
+    assert list(features_of(net)) == ["act.2"]
+    assert features_of(net)["act.2"].function.weight is net.act.weight

@@ -452,17 +452,25 @@ def _layer(
 
 def _function_of(site: Site, traced: fx.Graph | None, net: nn.Module) -> Any:
     """Return the module of an activation that is kept."""
+
+    def parameter(source: fx.Node) -> nn.Parameter:
+        value = attrgetter(str(source.target))(net) if source.op == "get_attr" else None
+        if not isinstance(value, nn.Parameter):
+            problem = f"must give numbers or parameters to {site.name}, but gives {source.name!r}"
+            raise _check.invalid("model", f"{problem}; pass activation='replace' or `skip` it")
+        return value
+
     function: Any = copy.copy(site.module)
     if function is not None:  # its hooks are those of the stair
         hooks = {k: v for k, v in vars(function).items() if "_hook" in k and isinstance(v, dict)}
         vars(function).update({name: type(each)() for name, each in hooks.items()})
+        function._modules = {}  # the module may get the stairs of other calls
     if site.operator.name == "silu":
         function = nn.SiLU()  # of x * sigmoid(x) too
     elif function is None:
         assert traced is not None
         assert site.operator.module_of_call is not None
         node = list(traced.nodes)[site.step]
-        parameter = lambda source: attrgetter(str(source.target))(net)
         named = {name: value for name, value in node.kwargs.items() if name != "input"}
         args, settings = fx.map_arg((node.args[1:], named), parameter)
         function = site.operator.module_of_call(*args, **settings)
@@ -479,7 +487,7 @@ def _activation(site: Site, keywords: dict[str, Any], extra: int, by_name: bool)
     if function and by_name and (name_of(activation.stair) or "").startswith("uint"):
         x = torch.special.ndtri(torch.arange(0.5, SUMS_TRIED) / SUMS_TRIED)
         channels = sum(parameter.numel() for parameter in function.parameters())
-        y = copy.deepcopy(function).cpu().eval()(x[:, None].expand(-1, max(channels, 1)))
+        y = copy.deepcopy(function).cpu().float().eval()(x[:, None].expand(-1, max(channels, 1)))
         activation.follows_range = True
         if fitted := fit_range(y.detach(), len(activation.stair)):
             activation.set_range(*fitted)

@@ -116,6 +116,10 @@ def require_stairs(
     """
     if type(net).set_extra_state is nn.Module.set_extra_state:
         state_dict.pop(f"{prefix}{EXTRA_STATE}", None)
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in net.named_parameters(remove_duplicate=False):
+        if (own := f"{prefix}{first.setdefault(parameter, name)}") in state_dict:
+            state_dict.setdefault(f"{prefix}{name}", state_dict[own])  # of F.prelu, kept
     keys = {name: f"{prefix}{name}.std" for name, _ in stair_modules(net)}
     if any(key in state_dict for key in keys.values()):
         *_, missing, _, _ = arguments
