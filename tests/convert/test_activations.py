@@ -243,3 +243,28 @@ def test_a_second_call_keeps_the_activation_where_the_first_is_in_float() -> Non
     again.load_state_dict(net.state_dict())
     assert list(features_of(net)) == ["act.2"]
     assert features_of(net)["act.2"].function.weight is net.act.weight
+
+
+def test_gates_without_a_kept_stair_stay_in_float() -> None:
+    model = nn.Sequential(
+        nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 4)
+    )
+    net = ss.quantise(model, {"0": "int8", "*": "ternary"})
+    assert type(net[3]) is nn.Sigmoid
+    assert "gate" in ss.report(net).rows[3].became
+
+
+@pytest.mark.parametrize(
+    "end", [lambda p: p[:, 0], lambda p: 1 - p, lambda p: p.clamp(0.1, 0.9), lambda p: (p, p * p)]
+)
+def test_gates_stay_in_float_where_only_functions_follow(end: Callable[[Tensor], object]) -> None:
+    model = Code(lambda m, x: end(torch.sigmoid(m.a(F.gelu(x)))), a=nn.Linear(8, 4))
+    assert list(features_of(ss.quantise(model, "int8"))) == ["stair_gelu"]
+
+
+def test_a_sigmoid_that_writes_into_its_input_is_no_swish() -> None:
+    model = Code(
+        lambda m, x: m.b((y := m.a(x)).mul(y.sigmoid_())), a=nn.Linear(8, 8), b=nn.Linear(8, 4)
+    )
+    with pytest.raises(SoftstairError, match="in place"):
+        ss.quantise(model, "int8")

@@ -355,6 +355,8 @@ def _assign_options(
             site.stair = signed(site.stair)
         if site.stair is None:
             site.why_float = f"no stair for {site.option}"
+        elif site.operator.is_gate and not options.keeps(site.stair):
+            site.why_float = site.operator.why
         elif not isinstance(site.stair, Stair):
             raise _check.wrong(site.option, site.stair, "a softstair.Stair or None")
         else:

@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from softstair import _check
 from softstair._errors import first_line
-from softstair.convert.ops import RESHAPES
 from softstair.nn import StairLayer, StairModule
 
 IN_PLACE_OPERATORS = frozenset(
@@ -94,15 +93,14 @@ class Graph:
         return again or not readers[number] or not written.isdisjoint(self.outputs)
 
     def is_at_end(self, number: int) -> bool:
-        """Return whether the result of a step leaves the network as it is, or reshaped."""
-        consumers = self.consumers()
-        while number not in self.outputs:
-            readers = consumers[number]
-            if len(readers) != 1:
+        """Return whether no module reads the result of a step, or what functions make of it."""
+        consumers, waiting, seen = self.consumers(), [number], set[int]()
+        while waiting:
+            following = set(consumers[waiting.pop()]) - seen
+            if any(self.steps[reader].module for reader in following):
                 return False
-            number = readers[0]
-            if number not in self.outputs and self.steps[number].function not in RESHAPES:
-                return False
+            seen |= following
+            waiting += following
         return True
 
     def consumers(self) -> list[list[int]]:
@@ -277,11 +275,9 @@ def steps_of(
 def _swish_input(product: fx.Node, model: nn.Module) -> fx.Node | None:
     """Return x if a product is x · sigmoid(x), which is SiLU."""
     for x, gate in permutations(product.all_input_nodes, 2):
-        is_module = gate.op == "call_module"
-        kind = (
-            type(model.get_submodule(str(gate.target))).__name__ if is_module else _raw_name(gate)
-        )
-        if kind.lower().strip("_") == "sigmoid" and gate.all_input_nodes == [x]:
+        called = model.get_submodule(str(gate.target)) if gate.op == "call_module" else None
+        is_sigmoid = isinstance(called, nn.Sigmoid) or _raw_name(gate) == "sigmoid"
+        if is_sigmoid and gate.all_input_nodes == [x]:
             return x if len(gate.users) == 1 else None
     return None
 
