@@ -268,3 +268,8 @@ def test_a_sigmoid_that_writes_into_its_input_is_no_swish() -> None:
     )
     with pytest.raises(SoftstairError, match="in place"):
         ss.quantise(model, "int8")
+
+
+def test_gated_linear_units_are_named() -> None:
+    net = ss.quantise(nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.Linear(8, 4)), "int8")
+    assert "product" in ss.report(net).rows[1].became

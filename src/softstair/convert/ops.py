@@ -305,6 +305,7 @@ OPERATORS = (
     ),
     Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why=NORM),
     Operator("mul", Effect.FLOAT, aliases=("imul",), why=PRODUCT),
+    Operator("glu", Effect.FLOAT, (nn.GLU,), why=PRODUCT),
     Operator("multi_head_attention_forward", Effect.FLOAT, (nn.MultiheadAttention,), why=ATTENTION),
     *(
         Operator(name, Effect.FLOAT, (kind,), why=GATE, keeps_order=True, note=LAST)
