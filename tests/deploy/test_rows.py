@@ -70,7 +70,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sub": lambda x: x - F.max_pool2d(x, 3, 1, 1),
     "neg": lambda x: -x,
     "mean": lambda x: x.mean([2, 3]),
-    "mul": lambda x: x * torch.sigmoid(x),
+    "mul": lambda x: x * torch.sin(x),
 }
 EXAMPLES: dict[str, Pattern] = {
     "linear": among(nn.Flatten, lambda: nn.LazyLinear(5), nn.ReLU),
