@@ -308,3 +308,22 @@ def test_a_batch_with_nan_is_refused_and_changes_nothing(function, form) -> None
     assert caught.value.field == "loader"
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_a_quantum_shared_with_a_sum_is_not_chosen_by_one_reader_alone() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.a(x))
+            return self.d(torch.relu(self.c(self.b(x)) + x))
+
+    torch.manual_seed(0)
+    batches, quanta = [torch.randn(64, 8)], []
+    model = Block()
+    for method in ("mse", "sums"):
+        net = ss.quantise(model, "int3", sums="branches").eval()
+        quanta.append(ss.calibrate(net, batches, method=method)["c.stair"])
+    assert quanta[0] == quanta[1]

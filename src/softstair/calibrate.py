@@ -139,7 +139,9 @@ def calibrate_stairs(
     for group in groups:
         values = {stair: observed[stair] for stair in group if stair in observed}
         if quantum := _quantum(values, method):
-            readings = [(layer, observed[layer]) for layer in read if read[layer] & set(group)]
+            is_read = set(group) <= frozenset().union(*read.values())
+            own = [layer for layer in read if is_read and read[layer] & set(group)]
+            readings = [(layer, observed[layer]) for layer in own]
             quantum = _best_for_sums(quantum, group[0].stair, readings)
             for stair in group:
                 stair.set_quantum(quantum)
