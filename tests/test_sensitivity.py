@@ -176,3 +176,16 @@ def test_wrong_options_are_refused(
 ) -> None:
     with pytest.raises(SoftstairError, match=words):
         ss.sensitivity(int4, digits, **options)
+
+
+def test_a_kept_activation_is_measured_with_the_levels_of_its_name() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    net, x = ss.quantise(model, "int8").eval(), torch.randn(64, 8)
+    ss.calibrate(net, [x])
+    trial = _Trial(net, (x, torch.zeros(64, dtype=torch.long)), x)
+    with torch.no_grad():
+        narrow, ternary = (trial._narrowed(f"0={bits},*=float") for bits in ("int4", "ternary"))
+    assert len(narrow.get_submodule("1").stair) == 16
+    assert isinstance(narrow.get_submodule("1").function, nn.GELU)
+    assert ternary.get_submodule("1").function is None

@@ -156,11 +156,14 @@ class _Trial:
             for own, stair in stair_modules(net):
                 wanted = features if isinstance(stair, StairActivation) else weights
                 new = stair.stair if wanted == "float" else stair_named(wanted)
-                new = new if stair.stair.levels[0] >= 0 else signed(new)
+                follows = isinstance(stair, StairActivation) and stair.follows_range
+                new = new if follows or stair.stair.levels[0] >= 0 else signed(new)
                 is_own = stair.layer == layer.weight_stair.layer and own not in shortcuts
                 if is_own and len(new) < len(stair.stair):
                     stair.log_ratio = None  # a learned quantum would replace the new one
                     stair.stair = new
+                    if isinstance(stair, StairActivation) and "int" not in wanted:
+                        stair.function, stair.follows_range = None, False  # it takes its place
                     chosen.add(stair)
         if chosen:
             calibrate_stairs(net, self.inputs.chunk(BATCHES), chosen)
