@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import platform
 import secrets
 import shutil
 import zlib
@@ -71,8 +72,9 @@ def replacing_folder(folder: Path, last: str) -> Iterator[Path]:
 
 def _partial(place: Path, target: Path, suffix: str = "") -> Path:
     """Return a new temporary path; remove what killed processes left there for the same target."""
-    # Short, since the name of the target may be as long as the system allows.
-    start = f".{zlib.crc32(os.fsencode(target.name)):08x}"
+    # Short, since the name of the target may be as long as the system allows. A process of another
+    # machine, whose folder this may be too, is not known here.
+    start = f".{zlib.crc32(os.fsencode(platform.node() + target.name)):08x}"
     for left in place.glob(f"{start}.*-*.part*"):
         with contextlib.suppress(OSError, ValueError):
             try:

@@ -164,6 +164,20 @@ def test_what_a_killed_export_left_is_removed_by_the_next(to: str, tmp_path: Pat
         assert list(tmp_path.rglob(".*.part*")) == [partial]  # one whose process runs is kept
 
 
+def test_what_another_machine_writes_at_the_same_place_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, ended = tmp_path / "network.onnx", subprocess.Popen(["true"])
+    ended.wait()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(_files.platform, "node", lambda: "elsewhere")
+        elsewhere.setattr(os, "getpid", lambda: ended.pid)  # which no process here has
+        partial = _files.begin_output(out, "out")[1]
+    with _files.output_file(out, "out") as own:
+        own.touch()
+    assert partial.exists()
+
+
 def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
     given = (network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0)
     integer = ss.deploy.integerise(*given)
