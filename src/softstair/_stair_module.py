@@ -315,15 +315,6 @@ class StairActivation(StairModule):
             self.begin(stair.integers[0])
         super()._take_stair(stair)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take the parameters of the kept function by the names that a float network has."""
-        calls = [(n, m) for n, m in self.named_modules() if isinstance(m, StairActivation)]
-        for name in () if self.function is None else self.function.state_dict():
-            if (value := state_dict.pop(f"{prefix}{name}", None)) is not None:
-                for call in (f"{n}." if n else "" for n, m in calls if m.function is not None):
-                    state_dict[f"{prefix}{call}function.{name}"] = value
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class StairWeight(StairModule):
     """The quantised weights of a layer: a stair between the parameter and the sum.

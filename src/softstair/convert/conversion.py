@@ -118,8 +118,11 @@ def require_stairs(
         state_dict.pop(f"{prefix}{EXTRA_STATE}", None)
     first: dict[nn.Parameter, str] = {}
     for name, parameter in net.named_parameters(remove_duplicate=False):
-        if (own := f"{prefix}{first.setdefault(parameter, name)}") in state_dict:
-            state_dict.setdefault(f"{prefix}{name}", state_dict[own])  # of F.prelu, kept
+        key, in_float = f"{prefix}{name}", f"{prefix}{name.replace('.function.', '.')}"
+        if key not in state_dict and in_float in state_dict:  # of an activation that is kept
+            state_dict[key] = state_dict.pop(in_float)
+        if (own := first.setdefault(parameter, key)) in state_dict:  # of F.prelu, or of two calls
+            state_dict.setdefault(key, state_dict[own])
     keys = {name: f"{prefix}{name}.std" for name, _ in stair_modules(net)}
     if any(key in state_dict for key in keys.values()):
         *_, missing, _, _ = arguments
