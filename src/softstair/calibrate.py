@@ -140,8 +140,8 @@ def calibrate_stairs(
         values = {stair: observed[stair] for stair in group if stair in observed}
         if quantum := _quantum(values, method):
             is_read = set(group) <= frozenset().union(*read.values())
-            own = [layer for layer in read if is_read and read[layer] & set(group)]
-            readings = [(layer, observed[layer]) for layer in own]
+            chosen_by = [layer for layer in read if is_read and read[layer] & set(group)]
+            readings = [(layer, observed[layer]) for layer in chosen_by]
             quantum = _best_for_sums(quantum, group[0].stair, readings)
             for stair in group:
                 stair.set_quantum(quantum)
@@ -213,11 +213,11 @@ def _quantum(observed: Mapping[StairActivation, Tensor], method: Method) -> floa
     """
     quanta = []
     for follower in [stair for stair in observed if stair.follows_range]:
-        x, shares = observed[follower], SHARES
-        if method == "percentile":
+        x, is_percentile = observed[follower], method == "percentile"
+        if is_percentile:
             ranks = [min(max(round(part * len(x)), 1), len(x)) for part in OUTER_PARTS]
-            x, shares = x.clamp(*(x.kthvalue(rank).values for rank in ranks)), (1.0,)
-        if fitted := fit_range(x, len(follower.stair), shares):
+            x = x.clamp(*(x.kthvalue(rank).values for rank in ranks))
+        if fitted := fit_range(x, len(follower.stair), (1.0,) if is_percentile else SHARES):
             follower.set_range(*fitted)
             quanta.append(fitted[0])
     others = {stair: x for stair, x in observed.items() if not stair.follows_range}

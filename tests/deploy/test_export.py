@@ -170,7 +170,7 @@ def test_what_another_machine_writes_at_the_same_place_is_kept(
     out, ended = tmp_path / "network.onnx", subprocess.Popen(["true"])
     ended.wait()
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(_files.platform, "node", lambda: "elsewhere")
+        elsewhere.setattr("platform.node", lambda: "elsewhere")
         elsewhere.setattr(os, "getpid", lambda: ended.pid)  # which no process here has
         partial = _files.begin_output(out, "out")[1]
     with _files.output_file(out, "out") as own:
