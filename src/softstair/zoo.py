@@ -26,7 +26,7 @@ from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import replacing
 from softstair._stair_module import EXTRA_STATE
 from softstair.convert import quantise
-from softstair.convert.conversion import options_of
+from softstair.convert.conversion import graph_of, options_of
 from softstair.models import NETWORKS, build
 from softstair.nn import StairLayer, StairModule
 from softstair.stair import Stair
@@ -52,6 +52,7 @@ class About:
         classes: Names of the classes; empty if the outputs are none.
         mean: The integer that stands for 0.
         std: The scale of the input.
+        form: A digest of the modules and operations, which a model must have too.
         options: The options of ``quantise``; None for a float network.
         data: The data set that it was trained on.
         fold: Its validation fold, or ``"all"``.
@@ -65,8 +66,9 @@ class About:
     model: str
     shape: tuple[int, ...]
     classes: tuple[str, ...] = ()
-    mean: float = 0.0
-    std: float = 1.0
+    mean: float
+    std: float
+    form: str = field(repr=False)
     options: dict[str, Any] | None = field(default=None, repr=False)
     data: str = ""
     fold: int | Literal["all"] = "all"
@@ -77,7 +79,15 @@ class About:
     version: str = __version__
 
 
-def save(net: nn.Module, file: Path | str, model: str, shape: Sequence[int], **facts: Any) -> Path:
+def save(
+    net: nn.Module,
+    file: Path | str,
+    model: str,
+    shape: Sequence[int],
+    mean: float,
+    std: float,
+    **facts: Any,
+) -> Path:
     """Write a trained network to a file, in place of one that exists.
 
     >>> import tempfile
@@ -95,9 +105,12 @@ def save(net: nn.Module, file: Path | str, model: str, shape: Sequence[int], **f
         file: The file to write.
         model: The name of a model of softstair, or a label for one of your own.
         shape: Shape of one input, without the batch.
-        **facts: Other fields of :class:`About`, such as ``classes``, ``mean`` and ``std``.
+        mean: The network takes (x − mean)/std of what the device reads; exports need an integer
+            and a power of two.
+        std: See ``mean``.
+        **facts: Other fields of :class:`About`, such as ``classes`` and ``data``.
     """
-    names = {each.name for each in fields(About)} - {"options", "version"}
+    names = {each.name for each in fields(About)} - {"options", "version", "form"}
     for name in facts:
         _check.choice("facts", name, names)
     quantised = any(isinstance(module, StairModule) for module in net.modules())
@@ -105,7 +118,8 @@ def save(net: nn.Module, file: Path | str, model: str, shape: Sequence[int], **f
     facts |= {"shape": tuple(shape), "classes": tuple(map(str, facts.get("classes", ())))}
     if model in NETWORKS and not facts["classes"]:
         raise _check.invalid("classes", f"must name the outputs of {model!r}, but none were given")
-    known = About(model=model, options=options, **facts)
+    numbers = {"mean": float(mean), "std": float(std)}
+    known = About(model=model, options=options, form=_form(net), **numbers, **facts)
     state = {
         key: tensor.detach().cpu().contiguous().clone() for key, tensor in net.state_dict().items()
     }
@@ -144,7 +158,7 @@ def load(
     """
     file = path_of(network)
     known, tensors = _read(file)
-    if ":" in known.model and model is None:
+    if known.model not in NETWORKS and model is None:
         raise SoftstairError(
             f"the model of {str(file)!r} is code of its maker, {known.model!r}: pass `model`.",
             field="model",
@@ -152,6 +166,8 @@ def load(
     try:
         with torch.random.fork_rng([]):
             net = _quantised(_model(known, model), known)
+        if _form(net) != known.form:
+            raise ValueError("its modules or operations are others")
         net.load_state_dict(_unpacked(net, tensors))
     except WRONG as e:
         if model is None:
@@ -230,7 +246,7 @@ def path_of(network: Path | str) -> Path:
     hint = _check.suggestion(network, names()) or f"the zoo has {', '.join(names()) or 'none'}."
     if RELEASE is None and not names():
         hint = "no release has networks yet: set SOFTSTAIR_ZOO to the folder zoo of a clone."
-    problem = f"{_check.shortened(network)} is no file and no network of the zoo; {hint}"
+    problem = f"{_check.shortened(str(network))} is no file and no network of the zoo; {hint}"
     raise SoftstairError(problem, field="network")
 
 
@@ -251,6 +267,22 @@ def _quantised(model: nn.Module, known: About) -> nn.Module:
         return model
     example = torch.zeros(2, *known.shape)
     return quantise(model, **_decoded(known.options), init="keep", example_inputs=example)
+
+
+def _form(net: nn.Module) -> str:
+    """Return a digest of what a network computes, whatever its weights are."""
+    text = []
+    for name, module in net.named_modules(remove_duplicate=False):
+        plain = int | float | str | tuple | None
+        facts = {
+            key: v for key, v in vars(module).items() if key[0] != "_" and isinstance(v, plain)
+        }
+        facts = {} if [*module.parameters()] or isinstance(module, StairModule) else facts
+        facts = {key: v for key, v in facts.items() if key not in ("training", "inplace")}
+        text.append(f"{name} {type(module).__name__} {sorted(facts.items())}")
+    if any(isinstance(module, StairModule) for module in net.modules()):
+        text += [f"{step.module} {step.function} {step.inputs}" for step in graph_of(net).steps]
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
 def _encoded(value: Any) -> Any:

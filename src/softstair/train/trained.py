@@ -41,6 +41,8 @@ class Deployed:
             problem = f"is of data of its maker, {name!r}" if name else "names no data"
             raise SoftstairError(f"the network {problem}: pass `data`.", field="data")
         known, dataset = self.about, load(name, data_dir)
+        if known.fold == "all" and dataset.test_x is None:
+            return f"all examples of {dataset.name}", dataset.x[:limit]
         name, x, _ = held_out(dataset, known.fold, known.folds, known.limit)
         return name, x[:limit]
 
@@ -55,7 +57,8 @@ def file_of(run: Path | str) -> Path:
     inner = min([*run.glob(f"*/{NETWORK}"), *run.glob(f"*/*/{NETWORK}")], default=None)
     if inner is not None:
         raise RunError(f"{str(run)!r} holds several runs: give one, such as {str(inner.parent)!r}.")
-    raise RunError(f"{str(run)!r} holds no finished run: it has no {NETWORK}.")
+    advice = "; continue it with `resume`" if (run / "config.json").exists() else ""
+    raise RunError(f"{str(run)!r} holds no finished run: it has no {NETWORK}{advice}.")
 
 
 def deployed(
