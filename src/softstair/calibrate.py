@@ -271,7 +271,7 @@ def _observe(
         if len(values) > count:
             chosen = torch.randint(len(values), (count,), generator=generator)
             values = values[chosen.to(y.device)]
-        observed.setdefault(stair, []).append(values.float())
+        observed.setdefault(stair, []).append(values.to(torch.float32, copy=True))
         return y
 
     def see(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:

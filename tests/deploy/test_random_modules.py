@@ -11,7 +11,9 @@ import pytest
 import torch
 from compiled import BUILDS, needs_compiler, program_of, run_in_program
 from random_modules import (
+    ACTIVATIONS,
     BLOCKS,
+    GATES,
     HEADS,
     SCALE,
     ZERO,
@@ -21,16 +23,20 @@ from random_modules import (
     inputs,
 )
 from test_rows import rows_of
-from torch import Tensor
+from torch import Tensor, nn
 
+import softstair as ss
 from networks import without_exact_sums
 from softstair.convert.ops import OPERATORS
 from softstair.deploy import ExportError, IntegerNetwork, integerise, onnx as onnx_export, verify
 from softstair.deploy.c.program import sources
 from softstair.deploy.nodes import Sum
 from softstair.deploy.summary import report
+from softstair.nn import StairActivation
 
 NETWORKS, PER_PROGRAM = 180, 25
+MOST_ERROR = 0.08
+"""Of features of eight bits, relative; some share a quantum with wider ones."""
 
 
 @dataclass
@@ -133,6 +139,44 @@ def test_random_networks_raise_or_are_equal_everywhere(
     assert len(written) > count / 4
     if count == NETWORKS:
         _assert_accepted(results)
+
+
+def first_call(net: nn.Module, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the input and the result of the first call of a module in a network."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = module.register_forward_hook(lambda _, x, y: seen.append((x[0].clone(), y.clone())))
+    with torch.no_grad():
+        net(x)
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.nightly)])
+def test_eight_bits_compute_the_activations_of_the_float_network(count: int) -> None:
+    """Given the same sums; every kind of activation occurs."""
+    kinds: set[type[nn.Module]] = set()
+    for seed in range(count):
+        generated = generate(seed)
+        x = as_floats(inputs(generated))
+        try:
+            net = ss.quantise(generated.model.eval(), "int8", skip=generated.settings["skip"])
+        except ss.SoftstairError:  # nothing to quantise, or an activation in place on a view
+            continue
+        ss.calibrate(net.eval(), [x])
+        activations = {f"layers.{name}": m for name, m in generated.model.layers.items()}
+        for name, stair in net.named_modules():
+            activation = activations.get(name)
+            if not isinstance(stair, StairActivation) or activation is None:
+                continue
+            sums, features = first_call(net, stair, x)
+            with torch.no_grad():
+                expected = activation(sums)
+            if expected.norm() > 0:
+                kinds.add(type(activation))
+                error = float((features - expected).norm() / expected.norm())
+                assert error <= MOST_ERROR, f"seed {seed}: {name} ({activation}), {error:.3f}"
+    assert len(kinds) >= 15
+    assert count < 100 or kinds == set(ACTIVATIONS) | set(GATES)
 
 
 def _examine_in_c(results: list[Result], folder: Path, kind: str) -> None:
