@@ -122,10 +122,7 @@ class NodeBuilder:
 
     def _activated(self, name: str, function: nn.Module, x: Value) -> Value:
         """Apply an activation that is kept before a stair; it must never decrease."""
-        if not never_decreases(function):
-            kind = type(function).__name__
-            reason = f"it keeps {kind}, which decreases somewhere: that is not exported"
-            raise ExportError.of(name, reason, "Use ReLU or Tanh, or quantise with `activation`")
+        check_monotone(name, function)
         if isinstance(x, PendingSum) or x.values is None or [*function.parameters()]:
             return self.apply(name, x, function)
         ends = function(torch.tensor(x.values)).tolist()
@@ -369,6 +366,14 @@ class NodeBuilder:
                 reason = f"it cannot take features of shape {given}"
                 raise ExportError.of(node.name, reason, "Correct the shape of the input") from error
         return node
+
+
+def check_monotone(name: str, function: nn.Module) -> None:
+    """Raise ExportError if an activation that is kept before a stair decreases somewhere."""
+    if not never_decreases(function):
+        reason = f"it keeps {type(function).__name__}, which decreases somewhere"
+        advice = 'Use ReLU or Tanh, or a stair in its place: quantise(…, activation="replace")'
+        raise ExportError.of(name, reason, advice)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from softstair._errors import SoftstairError
 from softstair.convert import quantise
 from softstair.convert.conversion import Conversion, Row, conversion_of, copy_of, owners
 from softstair.convert.ops import operator_of
+from softstair.deploy.builder import check_monotone
 from softstair.deploy.c.program import MemoryPlan, memory_plan
 from softstair.deploy.integer import GraphConversion, StaticValue, node_name, prepare
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Scores, Sum, bits
@@ -297,6 +298,11 @@ class _Trial(GraphConversion):
             module = self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
             if not isinstance(module, StairActivation) or module.stair.integers is None:
                 return UNKNOWN
+            try:
+                if module.function is not None:
+                    check_monotone(str(node.target), module.function)
+            except ExportError as error:
+                self.errors[node] = error
             return self.builder.unknown_stair(str(node.target), module.stair, _size(node)[1:])
         try:
             return super()._call(node, *arguments, **keywords)
