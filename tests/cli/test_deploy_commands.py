@@ -250,11 +250,12 @@ def test_a_network_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -
     build = importlib.import_module(own).build
     net = ss.quantise(build(10, (1, 8, 8)), "ternary", skip="4").eval()
     digits = {"classes": load("digits").classes, "mean": 3, "std": 4.0, "data": "digits"}
-    zoo.save(net, "net.safetensors", f"{own}:build", (1, 8, 8), fold=0, folds=5, **digits)
+    zoo.save(net, "net.safetensors", f"{own}:build", (1, 8, 8), **digits)
     flags = ["net.safetensors", "--model", f"{own}:build"]
     code, out, err = run("verify", *flags, "--backends", "none", "--limit", 20)
     assert (code, err) == (0, "")
     assert "integer network: 0 mismatches of 340 numbers" in out
+    assert "20 examples, all examples of digits" in " ".join(out.split())
     code, out, err = run("export", *flags, "--to", "c", "--out", "c")
     assert (code, err) == (0, "")
     integer = ss.deploy.integerise(net, (1, 8, 8), 3, 4.0)

@@ -193,3 +193,11 @@ def test_a_tied_parameter_is_counted_once() -> None:
     report = ss.report(ss.quantise(model, TERNARY, TERNARY))
     assert sum(row.parameters for row in report.rows) == 16
     assert report.headline.startswith("quantised 100.0% of the 16 parameters")
+
+
+def test_each_kept_activation_that_is_not_exported_is_named() -> None:
+    layers = nn.Conv2d(1, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3), nn.GELU()
+    net = ss.quantise(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 3)), "int8", skip="5")
+    rows = {row.name: row.exports for row in ss.report(net, (1, 8, 8)).rows}
+    assert "GELU" in rows["1"]
+    assert "GELU" in rows["3"]
