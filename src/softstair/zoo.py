@@ -118,7 +118,7 @@ def save(
     facts |= {"shape": tuple(shape), "classes": tuple(map(str, facts.get("classes", ())))}
     if model in NETWORKS and not facts["classes"]:
         raise _check.invalid("classes", f"must name the outputs of {model!r}, but none were given")
-    numbers = {"mean": float(mean), "std": float(std)}
+    numbers: dict[str, Any] = {"mean": float(mean), "std": float(std)}
     known = About(model=model, options=options, form=_form(net), **numbers, **facts)
     state = {
         key: tensor.detach().cpu().contiguous().clone() for key, tensor in net.state_dict().items()
@@ -273,7 +273,7 @@ def _form(net: nn.Module) -> str:
     """Return a digest of what a network computes, whatever its weights are."""
     text = []
     for name, module in net.named_modules(remove_duplicate=False):
-        plain = int | float | str | tuple | None
+        plain = (int, float, str, tuple, type(None))
         facts = {
             key: v for key, v in vars(module).items() if key[0] != "_" and isinstance(v, plain)
         }
