@@ -135,6 +135,17 @@ def test_a_float_network_and_one_that_is_quantised_already(tmp_path: Path) -> No
             zoo.load(file, other)
 
 
+def test_a_convolution_of_another_stride_does_not_fit(tmp_path: Path) -> None:
+    conv = lambda stride: nn.Sequential(nn.Conv2d(1, 4, 3, stride), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    net = ss.quantise(conv(1), "int4")
+    ss.calibrate(net.eval(), [torch.randn(8, 1, 8, 8)])
+    file = zoo.save(net, tmp_path / "net.safetensors", "mine:conv", (1, 8, 8), 0, 1)
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(zoo.load(file, conv(1))(x), net(x))
+    with pytest.raises(SoftstairError, match="does not fit"):
+        zoo.load(file, conv(2))
+
+
 def test_networks_that_cannot_be_saved(tmp_path: Path) -> None:
     net = trained(weights="int4")
     with pytest.raises(SoftstairError, match="colour"):

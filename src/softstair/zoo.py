@@ -271,15 +271,15 @@ def _quantised(model: nn.Module, known: About) -> nn.Module:
 
 def _form(net: nn.Module) -> str:
     """Return a digest of what a network computes, whatever its weights are."""
-    text = []
+    text, plain = [], (int, float, str, tuple, type(None))
+    changing = ("training", "inplace", "widest_input", "momentum")
     for name, module in net.named_modules(remove_duplicate=False):
-        plain = (int, float, str, tuple, type(None))
-        facts = {
-            key: v for key, v in vars(module).items() if key[0] != "_" and isinstance(v, plain)
-        }
-        facts = {} if [*module.parameters()] or isinstance(module, StairModule) else facts
-        facts = {key: v for key, v in facts.items() if key not in ("training", "inplace")}
-        text.append(f"{name} {type(module).__name__} {sorted(facts.items())}")
+        own, facts = vars(module).items(), dict[str, Any]()
+        # A user's own module may count its calls; the stairs have tensors of their own.
+        if type(module).__module__.startswith(("torch.nn", "softstair.nn")):
+            facts = {k: v for k, v in own if k[0] != "_" and isinstance(v, plain)}
+        settings = sorted((key, value) for key, value in facts.items() if key not in changing)
+        text.append(f"{name} {type(module).__name__} {settings}")
     if any(isinstance(module, StairModule) for module in net.modules()):
         text += [f"{step.module} {step.function} {step.inputs}" for step in graph_of(net).steps]
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
