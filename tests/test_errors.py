@@ -1,8 +1,6 @@
-"""Argument checks name the parameter, missing extras what to install; deprecations warn once."""
+"""Argument checks name the parameter, missing extras what to install."""
 
-import linecache
 import math
-import warnings
 
 import pytest
 
@@ -10,7 +8,6 @@ from softstair import _check
 from softstair._errors import (
     MissingExtraError,
     SoftstairError,
-    deprecated,
     import_extra,
 )
 
@@ -41,18 +38,3 @@ def test_missing_extra_says_what_to_install():
         import_extra("no_such_package.part", "onnx")
     assert raised.value.name == "no_such_package"
     assert isinstance(raised.value, ModuleNotFoundError)
-
-
-def test_a_deprecated_function_warns_once_and_points_at_its_caller():
-    def old_name():
-        deprecated("old_name", "new_name", removed_in="9.9")
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        old_name()
-        old_name()
-    assert [(w.category, w.filename) for w in caught] == [(DeprecationWarning, __file__)]
-    assert str(caught[0].message) == (
-        "old_name is deprecated and will be removed in softstair 9.9; use new_name."
-    )
-    assert linecache.getline(__file__, caught[0].lineno).strip() == "old_name()"

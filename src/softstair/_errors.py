@@ -1,12 +1,9 @@
-"""The exceptions that softstair raises on purpose, their first line, and deprecation warnings."""
+"""The exceptions that softstair raises on purpose, and their first line."""
 
 import importlib
-import warnings
 from types import ModuleType
 
 import torch
-
-_WARNED: set[str] = set()
 
 
 class SoftstairError(ValueError):
@@ -57,15 +54,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return any(text in str(error) for text in ("not enough memory", "allocate memory"))
-
-
-def deprecated(old: str, new: str, removed_in: str) -> None:
-    """Warn that a public name is deprecated, once per process.
-
-    Called first in the deprecated function, it points at the code that uses the old name.
-    """
-    if old in _WARNED:
-        return
-    _WARNED.add(old)
-    message = f"{old} is deprecated and will be removed in softstair {removed_in}; use {new}."
-    warnings.warn(message, DeprecationWarning, stacklevel=3)

@@ -249,13 +249,11 @@ class Entry:
         make: Function of (classes, channels) that returns the network.
         shape: (channels, height, width) of its examples; None where any number is allowed.
         about: Short description.
-        has_sums: Whether it adds features, as shortcuts do; if not, ``Recipe.sums`` has no effect.
     """
 
     make: Callable[[int, int], nn.Module]
     shape: tuple[int | None, int, int]
     about: str
-    has_sums: bool = False
 
 
 NETWORKS: dict[str, Entry] = {
@@ -266,15 +264,15 @@ NETWORKS: dict[str, Entry] = {
         "depthwise separable convolutions for spoken words, 23 k parameters",
     ),
     "resnet18": Entry(
-        resnet18, (None, 32, 32), "residual network, a teacher of vgg8, 11.2 M parameters", True
+        resnet18, (None, 32, 32), "residual network, a teacher of vgg8, 11.2 M parameters"
     ),
     "dscnn-276": Entry(
         lambda classes, channels: dscnn(classes, channels=276, blocks=5),
         (1, 49, 10),
         "dscnn of 276 channels and five blocks, its teacher, 414 k parameters",
     ),
-    "resnet8": Entry(resnet8, (None, 32, 32), "residual, of MLPerf Tiny, 78 k parameters", True),
-    "resnet20": Entry(resnet20, (None, 32, 32), "residual, nine blocks, 272 k parameters", True),
+    "resnet8": Entry(resnet8, (None, 32, 32), "residual, of MLPerf Tiny, 78 k parameters"),
+    "resnet20": Entry(resnet20, (None, 32, 32), "residual, nine blocks, 272 k parameters"),
     "mobilenet-96": Entry(
         mobilenet, (None, 96, 96), "MobileNetV1-0.25 of MLPerf Tiny, 214 k parameters"
     ),

@@ -1,4 +1,4 @@
-"""Flags from dataclasses: what is accepted, what is an error, and earlier spellings."""
+"""Flags from dataclasses: what is accepted and what is an error."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,9 +7,6 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmarks.speed.command import Command as SpeedCommand
-from softstair import _errors
-from softstair.cli import train, verify
 from softstair.cli._args import argument, flag, parse
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
@@ -91,28 +88,3 @@ def test_help_has_every_flag_and_the_defaults(capsys: pytest.CaptureFixture[str]
         for text in ("How. (default: fast)", "100% sure.", "--learning-rate FLOAT", "-o PATH"):
             assert text in out
         assert "Learning rate. (default: 0.25)" in out
-
-
-@pytest.mark.parametrize(
-    ("command", "old", "new"),
-    [
-        (train.Command, "--together 2", "--jobs 2"),
-        (train.Command, "--drop 5", "--lr-drop-epoch 5"),
-        (verify.Command, "x --ways c", "x --backends c"),
-        (SpeedCommand, "--what step", "--only step"),
-    ],
-)
-def test_earlier_spellings_are_accepted(
-    command: type[Any],
-    old: str,
-    new: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_errors, "_WARNED", set())
-    with pytest.warns(DeprecationWarning, match="^--.* is deprecated.*use --"):
-        assert parse(command, old.split(), "do") == parse(command, new.split(), "do")
-    with pytest.raises(SystemExit):
-        parse(command, ["--help"], "do")
-    flags = re.findall(r"--[a-z0-9-]+", capsys.readouterr().out)
-    assert not {*re.findall(r"--[a-z-]+", old)} & {*flags}

@@ -16,18 +16,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from softstair import _check
-from softstair._errors import SoftstairError, deprecated
+from softstair._errors import SoftstairError
 
 CommandT = TypeVar("CommandT")
 
-RENAMED = {
-    "together": "jobs",
-    "ways": "backends",
-    "what": "only",
-    "drop": "lr-drop-epoch",
-    "own-code": "trust-code",
-}
-"""Flags by their spelling in version 0.1, which is accepted until version 0.3."""
+FLAGS = {"drop": "lr-drop-epoch"}
+"""Flags that are longer than their fields."""
 PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\s]+))?`")
 """A parameter in a message of the library: `name` or `name=value`."""
 NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
@@ -50,7 +44,7 @@ def argument(metavar: str, help: str, default: Any = MISSING) -> Any:
 def spelling(name: str) -> str:
     """Return the flag of a field."""
     dashed = name.replace("_", "-")
-    return f"--{RENAMED.get(dashed, dashed)}"
+    return f"--{FLAGS.get(dashed, dashed)}"
 
 
 def flags_in(message: str) -> str:
@@ -82,7 +76,7 @@ def parse(command: type[CommandT], words: Sequence[str], prog: str) -> CommandT:
     """
     options = list(_options(command))
     parser = _parser(options, prog)
-    namespace, unknown = parser.parse_known_intermixed_args(_renamed(options, words))
+    namespace, unknown = parser.parse_known_intermixed_args([*map(_dashed, words)])
     texts = vars(namespace)
     wants_help = texts.pop("help", False)
     if not wants_help:
@@ -170,19 +164,10 @@ def _options(command: type[Any], path: tuple[str, ...] = ()) -> Iterator[_Option
         yield _Option(inner, _alternatives(kind), each.default, text, shown, metavar, short)
 
 
-def _renamed(options: Sequence[_Option], words: Sequence[str]) -> list[str]:
-    """Return the words with the current spelling of each flag: no underscores, no old names."""
-    known = {option.spelling for option in options}
-    renamed = {f"--{old}": f"--{new}" for old, new in RENAMED.items() if f"--{new}" in known}
-    renamed |= {f"--no{old[1:]}": f"--no{new[1:]}" for old, new in renamed.items()}
-    current = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        if name in renamed:
-            deprecated(name, renamed[name], removed_in="0.3")
-        current.append(f"{renamed.get(name, name)}{equals}{value}")
-    return current
+def _dashed(word: str) -> str:
+    """Return a word with dashes in its flag: the names of fields have underscores."""
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else word
 
 
 def _check_words(
