@@ -27,8 +27,7 @@ import numpy as np
 
 from benchmarks.sentence import tell
 from paper import Training, load
-from softstair.train import Recipe
-from softstair.train.options import describe
+from paper.rows import to_text
 from softstair.train.recipe import FIELDS
 
 OFF = ("None", "none", "false", "same")
@@ -87,8 +86,7 @@ class Effect:
 
 def cells(training: Training, names: Sequence[str]) -> Values:
     """Return fields of a recipe as text."""
-    known = describe(Recipe)
-    return tuple(known[name].to_text(getattr(training.recipe, name)) for name in names)
+    return tuple(to_text(name, getattr(training.recipe, name)) for name in names)
 
 
 def _order(values: Values) -> tuple[bool, float]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.sentence import tell
+from paper.rows import from_text
 from softstair.data import Dataset, load as load_data
 from softstair.models import resnet20
 from softstair.train import Recipe, train
@@ -56,7 +57,7 @@ def main() -> int:
     pairs = dict(field.split("=", 1) for field in given.fields)
     if unknown := pairs.keys() - describe(Recipe).keys():
         raise ValueError(f"a recipe has no field {sorted(unknown)[0]!r}")
-    own |= {name: describe(Recipe)[name].from_text(text) for name, text in pairs.items()}
+    own |= {name: from_text(name, text) for name, text in pairs.items()}
     recipe = Recipe(**{**COMMON, "epochs": given.epochs, **own})
     settings = {"data_dir": given.data_dir, "device": "cpu", "resume": True}
     summary = train(recipe, given.out / given.name, **settings)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paper.rows import cell_of, to_row
 from paper.tables import Fold
 from softstair import noise as noises
 from softstair._check import choice, ending, invalid, shortened, suggestion, wrong
@@ -115,7 +116,9 @@ class Design:
         left = self.configurations
         for name, values in wanted.items():
             check_field(name)
-            there = list(dict.fromkeys(entry.recipe.cell(name) for entry in self.configurations))
+            there = list(
+                dict.fromkeys(cell_of(entry.recipe, name) for entry in self.configurations)
+            )
             allowed = [_same_number(value, there) for value in values]
             for value in allowed:
                 if value not in there:
@@ -124,7 +127,7 @@ class Design:
                         f"was given{ending(value, there)}",
                         field="where",
                     )
-            left = tuple(entry for entry in left if entry.recipe.cell(name) in allowed)
+            left = tuple(entry for entry in left if cell_of(entry.recipe, name) in allowed)
         if not left:
             asked = " ".join(f"{name}={','.join(values)}" for name, values in wanted.items())
             raise SoftstairError(
@@ -157,7 +160,7 @@ class Design:
 
     def varied(self) -> tuple[str, ...]:
         """The fields in which its configurations differ."""
-        rows = [configuration.recipe.to_row() for configuration in self.configurations]
+        rows = [to_row(configuration.recipe) for configuration in self.configurations]
         return tuple(name for name in FIELDS if len({row[name] for row in rows}) > 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -340,14 +343,14 @@ def _configurations(
             for entry in unwanted
         ):
             # Where nothing moves, interval and power do not matter: the first stands for all.
-            kept.setdefault((each.name, *each.recipe.to_row().values()), each)
+            kept.setdefault((each.name, *to_row(each.recipe).values()), each)
     return kept.values()
 
 
 def _name(row: str | None, recipe: Recipe, fields: Collection[str]) -> str:
     """Return the name of a configuration: that of its row, if any, and these fields."""
     words = [] if row is None else [row]
-    words += [f"{field}={recipe.cell(field)}" for field in FIELDS if field in fields]
+    words += [f"{field}={cell_of(recipe, field)}" for field in FIELDS if field in fields]
     name = re.sub(r"[^\w.,=+-]", "_", ",".join(words))
     return name.encode()[:200].decode(errors="ignore") or EVERYTHING
 

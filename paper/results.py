@@ -13,6 +13,7 @@ from typing import Any
 
 from paper import tables
 from paper.design import Design, Unit
+from paper.rows import to_row
 from paper.tables import METRICS, READERS, UNKNOWN, Epoch, Training, kind_of
 from softstair._files import write
 from softstair.data import version
@@ -206,7 +207,7 @@ def done_elsewhere(design: Design, paths: Iterable[Path], data_dir: Path) -> dic
     for training, path in (pair for source in _sources(paths) for pair in located(source)):
         if not training.is_done or (unit := units.get(training.name)) is None:
             continue
-        given, here = training.settings, {**training.settings, **unit.recipe.to_row()}
+        given, here = training.settings, {**training.settings, **to_row(unit.recipe)}
         if training.data_version != UNKNOWN and (present := versions[unit.recipe.data]):
             here[tables.DATA_VERSION] = present
         names = [name for name in ("epochs", *tables.NAMES) if given[name] != here[name]]

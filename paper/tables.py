@@ -21,6 +21,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from paper.rows import from_row, to_row
 from softstair._check import invalid
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import replacing
@@ -65,7 +66,7 @@ TIMES = ("epochs", *fields_with("scales_with_epochs"))
 """The settings in which a training of another length differs."""
 COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in NAMES}
 """The column of each setting; the learning rate has one for every epoch too."""
-DEFAULTS = {**Recipe().to_row(), DATA_VERSION: UNKNOWN}
+DEFAULTS = {**to_row(Recipe()), DATA_VERSION: UNKNOWN}
 """The value of a setting where a table has no column for it."""
 OPTIONAL = [name for name, field in describe(Recipe).items() if field.is_optional]
 KINDS: dict[str, Any] = {
@@ -117,7 +118,7 @@ class Training:
     def settings(self) -> Mapping[str, str]:
         """The fields of the recipe as tables have them, {"noise": "uniform", "interval": "none",
         …}, and data_version. Recipes with the same settings are the same training."""
-        return {**self.recipe.to_row(), DATA_VERSION: self.data_version}
+        return {**to_row(self.recipe), DATA_VERSION: self.data_version}
 
     @property
     def name(self) -> str:
@@ -344,7 +345,7 @@ def _training(first: Mapping[str, Any], curve: Sequence[Epoch]) -> Training:
         raise ValueError(f"{name[:40]!r} is not a valid name")
     if empty := [field for field in SETTINGS if first[COLUMNS[field]] in ("", None)]:
         raise ValueError(f"{empty[0]} is empty")
-    recipe = Recipe.from_row({field: first.get(COLUMNS[field]) for field in FIELDS})
+    recipe = from_row({field: first.get(COLUMNS[field]) for field in FIELDS})
     outcome: dict[str, Any] = {column: _number(first, column) for column in OUTCOME}
     for column in TEXTS:
         outcome[column] = text = str(first.get(column) or "")

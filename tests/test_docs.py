@@ -817,11 +817,11 @@ def test_gradients_beyond_the_ends_have_the_accuracies_of_the_table() -> None:
 
 def recipe_of(name: str, options: str) -> str:
     """The fields of a preset with some of them changed, as text."""
-    from softstair.train.options import describe
-    from softstair.train.recipe import Recipe, preset
+    from paper.rows import from_text
+    from softstair.train.recipe import preset
 
     pairs = [pair.split("=") for pair in options.split()]
-    values = {field: describe(Recipe)[field].from_text(value) for field, value in pairs}
+    values = {field: from_text(field, value) for field, value in pairs}
     return str(vars(preset(name)) | values)
 
 

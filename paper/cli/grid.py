@@ -16,6 +16,7 @@ from paper.cli._status import Elsewhere, show_status
 from paper.design import DESIGNS, Design, Unit, changed, read_design
 from paper.grid import OnEvent, Timer
 from paper.results import STATES
+from paper.rows import cell_of
 from paper.studies import best_of, repetitions_of
 from paper.tables import DATA_VERSION, UNKNOWN, Fold, Training
 from softstair import _check
@@ -326,7 +327,7 @@ def _show_design(design: Design) -> None:
     """Print what varies, over which values, and the number of units."""
     recipes = [configuration.recipe for configuration in design.configurations]
     if varied := design.varied():
-        values = lambda name: ", ".join(dict.fromkeys(recipe.cell(name) for recipe in recipes))
+        values = lambda name: ", ".join(dict.fromkeys(cell_of(recipe, name) for recipe in recipes))
         rows = ((name, values(name)) for name in varied)
         print_table(design.name, ("degree of freedom", "values"), (), rows, unlimited=True)
     if len(recipes) <= MAX_LISTED:

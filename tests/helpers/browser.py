@@ -14,6 +14,7 @@ import pytest
 
 from helpers.made import changed
 from paper.design import DESIGNS
+from paper.rows import cell_of
 from paper.tables import Epoch, Training
 from softstair.train.recipe import Recipe
 
@@ -64,7 +65,7 @@ def twin(training: Training) -> Training:
 
 
 def _training(name: str, recipe: Recipe, generator: random.Random) -> Training:
-    loss = LOSSES.get(recipe.cell("interval"), -0.01)
+    loss = LOSSES.get(cell_of(recipe, "interval"), -0.01)
     level = LEVELS[recipe.forward] - loss + generator.gauss(0, 0.003)
     drop = recipe.drop or math.inf
     curve = []

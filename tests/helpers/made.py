@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from paper.design import DESIGNS
+from paper.rows import from_row, to_row
 from paper.tables import Epoch, Training
 from softstair.train.recipe import Recipe
 
@@ -31,7 +32,7 @@ def units(
     chosen = DESIGNS[design].where(dict(where)).rescaled(epochs)
     every = replace(chosen, folds=folds).units()
     version = {"data_version": "unknown"}
-    return [(unit.configuration, unit.recipe, unit.recipe.to_row() | version) for unit in every]
+    return [(unit.configuration, unit.recipe, to_row(unit.recipe) | version) for unit in every]
 
 
 def made(
@@ -62,7 +63,7 @@ def varied(trainings: Iterable[Training], **settings: str) -> list[Training]:
 def changed(training: Training, **settings: str) -> Training:
     """The training as if it had other settings."""
     row = {**training.settings, **settings}
-    return replace(training, recipe=Recipe.from_row(row), data_version=row["data_version"])
+    return replace(training, recipe=from_row(row), data_version=row["data_version"])
 
 
 def one_setting() -> list[Training]:

@@ -11,6 +11,7 @@ from torch import nn
 
 import softstair as ss
 from paper.design import changed
+from paper.rows import from_row, to_row
 from softstair import zoo
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
@@ -68,7 +69,7 @@ def test_a_recipe_in_float_by_name_is_the_float_twin() -> None:
     assert Recipe(bits="float").is_float
     assert not Recipe(bits="float/uint4").is_float
     assert not Recipe(bits="int4").is_float
-    assert Recipe.from_row(Recipe(bits=MIXED).to_row()) == Recipe(bits=MIXED)
+    assert from_row(to_row(Recipe(bits=MIXED))) == Recipe(bits=MIXED)
 
 
 def test_names_of_the_stairs_of_a_recipe() -> None:

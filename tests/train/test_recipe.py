@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, strategies as st
 
+from paper.rows import cell_of, from_row, to_row
 from softstair._errors import SoftstairError
 from softstair.convert.bits import StairName, stair_named
 from softstair.train import PRESETS, Recipe, preset
@@ -129,7 +130,7 @@ def test_json_and_row_round_trip(recipe: Recipe) -> None:
     written = json.loads(json.dumps(recipe.to_json(), allow_nan=False))
     assert repr(Recipe.from_json(written)) == repr(recipe)
     assert list(written) == list(FIELDS)
-    assert Recipe.from_row(recipe.to_row()).to_row() == recipe.to_row()
+    assert to_row(from_row(to_row(recipe))) == to_row(recipe)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +154,10 @@ def test_json_that_is_no_recipe(data: Any) -> None:
 def test_cells_may_have_their_own_types() -> None:
     row = {"epochs": 4.0, "static_mean": False, "limit": None, "period": 3, "noise": "normal"}
     expected = Recipe(epochs=4, static_mean=False, period=3.0, noise="normal")
-    assert Recipe.from_row(row) == expected
+    assert from_row(row) == expected
     for name, cell in {"epochs": "4.5", "static_std": "maybe", "interval": "none"}.items():
         with pytest.raises(SoftstairError) as caught:
-            Recipe.from_row({name: cell})
+            from_row({name: cell})
         assert caught.value.field == name
 
 
@@ -168,8 +169,8 @@ def test_tables_of_results_are_read() -> None:
         if "train_loss" not in row:
             continue
         row["learning_rate"] = row.get("first_learning_rate", "")
-        recipe = Recipe.from_row(row)
-        assert all(recipe.cell(name) == row[name] for name in fields_with("in_tables")), path
+        recipe = from_row(row)
+        assert all(cell_of(recipe, name) == row[name] for name in fields_with("in_tables")), path
         count += 1
     assert count > 10
 
@@ -198,7 +199,7 @@ def test_annealing_may_begin_late() -> None:
         assert schedule.start == 0.5 * recipe.epochs
         assert schedule.end == pytest.approx(0.97 * recipe.epochs)
     assert Recipe(epochs=100, period=None).schedule(4).period == 24.25
-    assert Recipe.from_row(late.to_row()) == Recipe.from_json(late.to_json()) == late
+    assert from_row(to_row(late)) == Recipe.from_json(late.to_json()) == late
     static = replace(late, static_std=True, anneal_from=99.0)  # does not anneal
     assert static.schedule(7).is_static
     with pytest.raises(SoftstairError, match=r"6\.71429 for 7 layers") as caught:

@@ -64,29 +64,6 @@ class Option:
             return value
         raise _check.wrong(self.name, value, allowed)
 
-    def to_text(self, value: Any) -> str:
-        """Return the value as a cell of a table: true, 9.0, None, ``fc1,fc2`` or none."""
-        if self.kind is tuple:
-            return ",".join(value) or "none"
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
-    def from_text(self, cell: Any) -> Any:
-        """Return the value of a cell, which is text or has the type of the field."""
-        value = cell
-        try:
-            if self.is_optional and cell == "None":
-                value = None
-            elif self.kind is bool and isinstance(cell, str):
-                value = {"true": True, "false": False}[cell.lower()]
-            elif self.kind is tuple and isinstance(cell, str):
-                value = () if cell == "none" else tuple(cell.split(","))
-            elif self.kind in (int, float):
-                number = self.kind(cell)
-                value = cell if isinstance(cell, float) and number != cell else number
-        except (LookupError, TypeError, ValueError, OverflowError):
-            pass  # the check names the field
-        return self.check(value)
-
 
 def option(
     default: ValueT, help: str, *facts: Fact, changes_result: bool = True, **limits: Any

@@ -257,40 +257,6 @@ class Recipe(
             )
         return cls(**data)
 
-    def cell(self, name: str) -> str:
-        """Return a field as text, as tables and conditions have it.
-
-        Interval and power of noise that is not annealed have no effect, and are ``none``.
-
-        >>> Recipe(static_std=True).cell("interval"), Recipe().cell("static_std")
-        ('none', 'false')
-        """
-        if name in ("interval", "power") and not self.is_annealed:
-            return "none"
-        return describe(Recipe)[name].to_text(getattr(self, name))
-
-    def to_row(self) -> dict[str, str]:
-        """Return every field as text, for a row of a table."""
-        return {name: self.cell(name) for name in FIELDS}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Recipe":
-        """Return the recipe of a row of a table, whose other columns are ignored.
-
-        A field without a column, or with an empty cell, has its default. Cells are text or have the
-        type of their field.
-
-        >>> Recipe.from_row({"epochs": "50", "static_std": "TRUE", "interval": "none"}).interval
-        'partition'
-        """
-        cells = {name: row[name] for name in FIELDS if row.get(name) not in ("", None)}
-        annealing = {name: cells.pop(name) for name in ("interval", "power") if name in cells}
-        known = describe(cls)
-        recipe = cls(**{name: known[name].from_text(cell) for name, cell in cells.items()})
-        if not recipe.is_annealed:
-            annealing = {name: cell for name, cell in annealing.items() if cell != "none"}
-        return replace(recipe, **annealing)
-
     @property
     def is_annealed(self) -> bool:
         """Whether the noise changes."""
