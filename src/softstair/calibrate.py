@@ -20,7 +20,7 @@ from softstair._quantum import SHARES, fit_quantum, fit_range
 from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
-from softstair.nn import StairLayer, stair_modules
+from softstair.nn import StairLayer, hooked, stair_modules
 from softstair.stair import Quantum, Stair
 
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
@@ -191,8 +191,7 @@ def _unquantised(net: nn.Module) -> Iterator[None]:
     layers = [layer for layer in net.modules() if isinstance(layer, StairLayer)]
     total = lambda own, x, named, _: own._sum(*x, *named.values(), own.weight, own.bias)
     with ExitStack() as hooks:
-        for stair in stairs:
-            hooks.enter_context(stair.register_forward_hook(_activate))
+        hooks.enter_context(hooked({stair: stair for stair in stairs}, _activate))
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(total, with_kwargs=True))
         yield
@@ -274,18 +273,15 @@ def _observe(
         observed.setdefault(stair, []).append(values.to(torch.float32, copy=True))
         return y
 
-    def see(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def see(layer: nn.Module, arguments: tuple[Tensor, ...], _: Tensor) -> None:
         examples = arguments[0][: max(EXAMPLES // len(inputs), 1)]
         observed.setdefault(layer, []).append(examples.clone())
 
     stairs = [stair for _, stair in stair_modules(net) if isinstance(stair, StairActivation)]
     for layer in layers:
         layer.input_quantum = None  # the features are no multiples of it
-    with ExitStack() as hooks:
-        for stair in stairs:
-            hooks.enter_context(stair.register_forward_hook(activate))
-        for layer in read:
-            hooks.enter_context(layer.register_forward_pre_hook(see))
+    as_keys = lambda modules: {module: module for module in modules}
+    with hooked(as_keys(stairs), activate), hooked(as_keys(read), see):
         for number, (arguments, keywords) in enumerate(inputs, 1):
             _forward(net, arguments, keywords)
             if progress is not None:

@@ -10,7 +10,8 @@ incoming features are integer multiples of a quantum too.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import truediv
 from typing import Any
@@ -240,6 +241,17 @@ def stair_modules(net: nn.Module) -> Iterator[tuple[str, StairModule]]:
     for name, module in net.named_modules():
         if isinstance(module, StairModule):
             yield name, module
+
+
+@contextmanager
+def hooked(modules: Mapping[Any, nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
+    """Call ``hook(name, arguments, result)`` after the modules with these names; what it returns
+    replaces the result, unless it is None."""
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            after = lambda _, arguments, result, name=name: hook(name, arguments, result)
+            hooks.enter_context(module.register_forward_hook(after))
+        yield
 
 
 def layer_count(net: nn.Module) -> int:

@@ -4,9 +4,7 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +20,7 @@ from softstair.deploy import c, onnx, qonnx
 from softstair.deploy.integer import INPUT_TYPES, integerise
 from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
 from softstair.deploy.target import HERE, Cpu, Runtime, Target, target_of
-from softstair.nn import StairActivation, StairModule
+from softstair.nn import StairActivation, StairModule, hooked
 
 FORMATS = ("onnx", "qonnx", "c")
 EXAMPLES = 32  # random ones that an export is compared on if none are given
@@ -172,12 +170,10 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
     def run(x: Tensor) -> dict[str, Tensor]:
         results: dict[str, Tensor] = {}
 
-        def record(name: str, module: Any, _: object, y: Tensor) -> None:
-            results[name] = y if name == last else _in_quanta(module, y)
+        def record(name: str, _: object, y: Tensor) -> None:
+            results[name] = y if name == last else _in_quanta(modules[name], y)
 
-        with training_mode(net, training=False), torch.no_grad(), ExitStack() as hooks:
-            for name, module in modules.items():
-                hooks.enter_context(module.register_forward_hook(partial(record, name)))
+        with training_mode(net, training=False), torch.no_grad(), hooked(modules, record):
             scores = net((x.float() - zero) / scale)
         scores = results.get(last, scores).reshape(len(x), *integer.sizes[last])
         results[last] = scores

@@ -1,7 +1,6 @@
 """What is measured of a network in training: accuracy, fresh statistics, use of the stairs."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from softstair.calibrate import Arguments, average_statistics, running_norms
 from softstair.convert.graph import training_mode
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
-from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
+from softstair.nn import StairLayer, StairModule, StairWeight, hooked, stair_modules
 from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds, absolute_bounds
 
@@ -155,11 +154,9 @@ def _measure_stairs(network: nn.Module, x: Tensor, bounds: Mapping[str, Bounds])
     """Return what :func:`_measure` returns, of one stair after another; NaN of those not used."""
     stairs = dict(stair_modules(network))
     inputs: dict[str, Tensor] = {}
-    with training_mode(network, training=False), ExitStack() as hooks:
-        for name, module in stairs.items():
-            if not isinstance(module, StairWeight):
-                keep = lambda _, arguments, name=name: inputs.__setitem__(name, arguments[0])
-                hooks.enter_context(module.register_forward_pre_hook(keep))
+    keep = lambda name, arguments, _: inputs.__setitem__(name, arguments[0])
+    features = {name: each for name, each in stairs.items() if not isinstance(each, StairWeight)}
+    with training_mode(network, training=False), hooked(features, keep):
         network(x)
     layers: Any = dict(network.named_modules())
     for name, module in layers.items():
