@@ -33,8 +33,6 @@ Train quantised neural networks by additive noise annealing.
 
 softstair VERB --help lists the flags of a verb; softstair --version, the version.
 """
-LONGEST_NAME = 200
-"""Characters of a file name or a verb that an error shows."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,9 +59,8 @@ def dispatch(
         # As softstair._check.ending says it, without importing the package.
         close = difflib.get_close_matches(verb, verbs)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
-        given = verb if len(verb) <= LONGEST_NAME else f"{verb[:LONGEST_NAME]}…"
         allowed = f"one of {', '.join(verbs)}"
-        return _fail(f"{program}: the verb must be {allowed}, but {given!r} was given{hint}")
+        return _fail(f"{program}: the verb must be {allowed}, but {verb!r} was given{hint}")
     return call(f"{program} {verb}", f"{package}.{verb}", words[1:])
 
 
@@ -124,9 +121,7 @@ def _message(error: Exception) -> str:
     from softstair.cli._args import flags_in, spelling
 
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        name = str(error.filename)
-        shown = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
-        return f"cannot use {shown!r}: {error.strerror}."
+        return f"cannot use {str(error.filename)!r}: {error.strerror}."
     text = flags_in(str(error))
     if (field := getattr(error, "field", None)) and text.startswith(f"{field} "):
         return f"{spelling(field)}{text.removeprefix(field)}"

@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +283,6 @@ def test_every_network_that_ships_has_a_card() -> None:
         assert re.search(r"\b[0-9a-f]{7}\b", card.commit)
         assert known.mean.is_integer(), "it exports exactly"
         assert known.test_accuracy == pytest.approx(card.accuracies[0], abs=1e-4)
-        assert replace(card, accuracies=(0.5,)).spread is None
 
 
 @pytest.mark.nightly(keep=1)

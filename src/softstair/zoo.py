@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -199,11 +198,6 @@ class Card:
     accuracies: tuple[float, ...]
     command: str
     commit: str
-
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation of the accuracy over seeds; None if there is one seed."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 def card(name: str) -> Card:

@@ -74,7 +74,6 @@ def test_help_lists_the_verbs_and_each_verb_has_help(run: Run) -> None:
     code, out, err = run("zooo")
     assert (code, out) == (2, "")
     assert err.endswith("but 'zooo' was given; did you mean 'zoo'?\n")
-    assert len(run("x" * 5000)[2]) < 400
 
 
 @pytest.mark.parametrize(
@@ -124,9 +123,7 @@ def test_internal_error_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_system_errors_name_the_file(run: Run) -> None:
-    error = run.rejected("export", "x" * 5000)
-    assert "…': File name too long." in error
-    assert len(error) < 400
+    assert "xx': File name too long." in run.rejected("export", "x" * 300)
 
 
 def test_packages_are_imported_when_needed_and_a_missing_one_names_the_extra() -> None:

@@ -181,18 +181,18 @@ def _check_similar_input(path: Path, own: Recipe, recipe: Recipe, dataset: Datas
     low, high = SIMILAR_SCALES
     if low <= factor <= high and abs(offset) <= SIMILAR_ZEROS:
         return
-    names = [
-        name
-        for name in ("integer_input", "centre_input")
-        if getattr(own, name) != getattr(recipe, name)
-    ]
-    flags = " and ".join(f"{name} = {getattr(own, name)}" for name in names)
+    name = _other_setting(own, recipe)
     raise RunError(
-        "init_from must be a run whose input is normalised as here, but for an input x of this run "
-        f"that in {str(path)!r} has {factor:g} x {'+' if offset >= 0 else '-'} {abs(offset):g}, "
-        f"with {flags}: give this run the same, train another start, or give auto.",
+        f"init_from: {str(path)!r} was trained with {name} = {getattr(own, name)}, this run has "
+        f"{getattr(recipe, name)}: train a start with the same setting, or give auto.",
         field="init_from",
     )
+
+
+def _other_setting(own: Recipe, recipe: Recipe) -> str:
+    """Return the setting by which two recipes normalise the same bytes otherwise."""
+    names = ("integer_input", "centre_input")
+    return next(name for name in names if getattr(own, name) != getattr(recipe, name))
 
 
 def other_input(start: FloatRun, recipe: Recipe, dataset: Dataset) -> str | None:
@@ -200,8 +200,7 @@ def other_input(start: FloatRun, recipe: Recipe, dataset: Dataset) -> str | None
     factor, offset = _input_change(start.recipe, recipe, dataset)
     if (factor, offset) == (1.0, 0.0):
         return None
-    names = ("integer_input", "centre_input")
-    name = next(name for name in names if getattr(start.recipe, name) != getattr(recipe, name))
+    name = _other_setting(start.recipe, recipe)
     return (
         f"the run in `init_from` was trained with {name} = {getattr(start.recipe, name)}, so its "
         f"inputs were {factor:.3g} times as large: train it with the same `{name}`"
