@@ -24,7 +24,7 @@ class Command:
     """
 
     folders: tuple[Path, ...] = argument("DIR", "Folders of run directories, or tables.")
-    out: Path = flag(Path("report.html"), "Page to write (.html).", short="-o")
+    out: Path = flag(Path("report.html"), "Page to write (.html).")
     figures: Path | None = flag(None, "Folder to write the paper's figures to, as SVG.")
     title: str | None = flag(None, "Title of the page (default: names the data sets).")
 

@@ -31,7 +31,7 @@ class Command:
     limit: int | None = flag(None, "At most.")
     skip: tuple[str, ...] = flag((), "Which not.")
     dry_run: bool = flag(False, "Do nothing.")
-    out: Path = flag(Path("out"), "Where to.", short="-o")
+    out: Path = flag(Path("out"), "Where to.")
     inner: Inner = field(default_factory=Inner)
 
     @classmethod
@@ -45,7 +45,7 @@ def parsed(words: str) -> Command:
 
 def test_words_become_typed_values() -> None:
     assert parsed("") == Command()
-    words = "there --mode=exact --jobs 3 --limit -2 --skip a b --dry-run -o x --skip c"
+    words = "there --mode=exact --jobs 3 --limit -2 --skip a b --dry-run --out x --skip c"
     expected = Command(Path("there"), "exact", 3, -2, ("a", "b", "c"), True, Path("x"), Inner(0.25))
     assert parsed(words) == expected
     assert parsed("--limit 3 --limit None --no-dry-run") == Command()
@@ -85,6 +85,6 @@ def test_help_has_every_flag_and_the_defaults(capsys: pytest.CaptureFixture[str]
         assert stop.value.code == 0
         out = " ".join(capsys.readouterr().out.split())
         assert out.startswith("usage: do SOURCE [FLAGS] Do something. Exit code 0: done.")
-        for text in ("How. (default: fast)", "100% sure.", "--learning-rate FLOAT", "-o PATH"):
+        for text in ("How. (default: fast)", "100% sure.", "--learning-rate FLOAT", "--out PATH"):
             assert text in out
         assert "Learning rate. (default: 0.25)" in out

@@ -44,7 +44,7 @@ def test_page_of_a_table(run: Run, tmp_path: Path, table: Path) -> None:
     assert run("report", table, "--figures", "drawn")[0] == 0
     assert (tmp_path / "drawn" / "schedules.svg").read_text(encoding="utf-8").startswith("<?xml")
     # A name as long as the system allows.
-    assert run("report", table, "-o", "x" * 250 + ".html")[0] == 0
+    assert run("report", table, "--out", "x" * 250 + ".html")[0] == 0
 
 
 @pytest.mark.usefixtures("no_drawings")
@@ -53,7 +53,7 @@ def test_page_of_run_directories(run: Run, done: Path, tmp_path: Path) -> None:
     page = tmp_path / "pages" / "mine.html"
     page.parent.mkdir()
     page.write_text("an older one")
-    assert run("report", done / "forward=mode", "-o", page)[0] == 0
+    assert run("report", done / "forward=mode", "--out", page)[0] == 0
     data = data_of(page)
     unit = data["units"][1]
     assert unit["path"] == "../runs/mine/forward=mode/fold-1/config.json"
@@ -74,15 +74,15 @@ def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> N
     config.parent.mkdir(parents=True)
     config.write_text('{"recipe": {"data": "digits"}}')
     for words, message in (
-        ("-o page.html", "DIR is missing"),
-        ("nowhere -o page.html", "does not exist"),
-        ("empty -o page.html", "must hold run directories"),
-        ("grid.toml -o page.html", "but it is neither a folder nor such a table"),
-        ("damaged -o page.html", "recipe"),
-        ("bad.csv -o page.html", "bad.csv"),
-        ("grid.csv grid.csv -o page.html", "twice"),
-        ("grid.csv -o page.html --figures grid.csv", "cannot use 'grid.csv'"),
-        ("grid.csv -o page.txt", "does not end in .html"),
+        ("--out page.html", "DIR is missing"),
+        ("nowhere --out page.html", "does not exist"),
+        ("empty --out page.html", "must hold run directories"),
+        ("grid.toml --out page.html", "but it is neither a folder nor such a table"),
+        ("damaged --out page.html", "recipe"),
+        ("bad.csv --out page.html", "bad.csv"),
+        ("grid.csv grid.csv --out page.html", "twice"),
+        ("grid.csv --out page.html --figures grid.csv", "cannot use 'grid.csv'"),
+        ("grid.csv --out page.txt", "does not end in .html"),
     ):
         assert message in run.rejected("report", *words.split())
     assert page.read_text() == "before"

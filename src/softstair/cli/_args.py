@@ -28,12 +28,12 @@ NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 TYPES = {int: "an integer", float: "a number", Path: "a path", str: "a name"}
 
 
-def flag(default: Any, help: str, *, name: str | None = None, short: str | None = None) -> Any:
+def flag(default: Any, help: str, *, name: str | None = None) -> Any:
     """Declare a field of a command that is a flag, whose annotation says what is accepted.
 
-    The flag is the name of the field, or ``name``; ``short`` is a second spelling, such as ``-o``.
+    The flag is the name of the field, or ``name``.
     """
-    return field(default=default, metadata={"help": help, "name": name, "short": short})
+    return field(default=default, metadata={"help": help, "name": name})
 
 
 def argument(metavar: str, help: str, default: Any = MISSING) -> Any:
@@ -104,7 +104,6 @@ class _Option:
     help: str
     spelling: str
     metavar: str | None
-    short: str | None
 
     @property
     def key(self) -> str:
@@ -160,8 +159,7 @@ def _options(command: type[Any], path: tuple[str, ...] = ()) -> Iterator[_Option
         text = known["option"].help if "option" in known else known["help"]  # of a recipe, or not
         metavar, name = known.get("metavar"), known.get("name")
         shown = metavar or (f"--{name}" if name else spelling(each.name))
-        short = known.get("short")
-        yield _Option(inner, _alternatives(kind), each.default, text, shown, metavar, short)
+        yield _Option(inner, _alternatives(kind), each.default, text, shown, metavar)
 
 
 def _dashed(word: str) -> str:
@@ -223,8 +221,7 @@ def _parser(
             continue
         default = option.default if base is None else reduce(getattr, option.path, base)
         text += "" if default in (None, ()) else f" (default: {default})"
-        names = filter(None, (option.short, option.spelling))
-        parser.add_argument(*names, dest=option.key, help=text, **_shape(option))
+        parser.add_argument(option.spelling, dest=option.key, help=text, **_shape(option))
     return parser
 
 
