@@ -26,9 +26,9 @@ from softstair._errors import SoftstairError
 from softstair.schedule import INTERVALS, POWERS
 from softstair.train import Recipe, preset
 from softstair.train.options import REPLACED, describe
-from softstair.train.recipe import FIELDS, fields_with
+from softstair.train.recipe import FIELDS
 
-FREEDOMS = fields_with("paper_axis")
+FREEDOMS = ("noise", "forward", "static_mean", "static_std", "interval", "power")
 """The paper's degrees of freedom."""
 FORWARDS = ("expectation", "mode", "random")
 KEYS: dict[str, type] = {

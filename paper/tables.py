@@ -60,7 +60,10 @@ RESULTS = (*OUTCOME, *ORIGIN)
 DATA_VERSION, UNKNOWN = "data_version", "unknown"
 NAMES = (*FIELDS, DATA_VERSION)
 """What identifies a training: the fields of its recipe, and the version of the data set."""
-SETTINGS = (*fields_with("in_tables"), "seed", "fold")
+SETTINGS = (
+    "data", "model", "noise", "forward", "static_mean", "static_std", "interval", "power", "epochs",
+    "precision", "seed", "fold",
+)  # fmt: skip
 """The fields of a recipe that every table has."""
 TIMES = ("epochs", *fields_with("scales_with_epochs"))
 """The settings in which a training of another length differs."""

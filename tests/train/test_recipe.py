@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paper.rows import cell_of, from_row, to_row
+from paper.tables import SETTINGS
 from softstair._errors import SoftstairError
 from softstair.convert.bits import StairName, stair_named
 from softstair.train import PRESETS, Recipe, preset
@@ -90,9 +91,6 @@ def test_frozen_and_normalised() -> None:
 
 def test_every_field_has_help_and_facts() -> None:
     assert all(len(known.help.split()) >= 2 for known in describe(Recipe).values())
-    assert fields_with("paper_axis") == (
-        "noise", "forward", "static_mean", "static_std", "interval", "power",
-    )  # fmt: skip
     unchanging = set(FIELDS) - set(fields_with("changes_result"))
     assert unchanging == {"truncate", "compile", "kernels", "capture"}
     assert fields_with("scales_with_epochs") == ("period", "anneal_from", "warm_up", "drop")
@@ -170,7 +168,7 @@ def test_tables_of_results_are_read() -> None:
             continue
         row["learning_rate"] = row.get("first_learning_rate", "")
         recipe = from_row(row)
-        assert all(cell_of(recipe, name) == row[name] for name in fields_with("in_tables")), path
+        assert all(cell_of(recipe, name) == row[name] for name in SETTINGS), path
         count += 1
     assert count > 10
 

@@ -88,7 +88,6 @@ class OptimiserOptions(Options):
     epochs: int = option(
         40,
         "Passes over the data; as a flag, scales all times in epochs.",
-        "in_tables",
         within=(1, 10**7),
     )
 

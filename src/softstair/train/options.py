@@ -18,8 +18,6 @@ OptionsT = TypeVar("OptionsT", bound="NetworkOptions")
 
 Fact = Literal[
     "architecture",  # decides which network is built
-    "paper_axis",  # is a degree of freedom of the paper's experiments
-    "in_tables",  # every table of results has a column for it, and the report a filter
     "schedule",  # is a parameter of the noise schedule
     "scales_with_epochs",  # is a time in epochs, which Recipe.rescaled scales
     "changes_result",  # another value gives another trained network
@@ -126,10 +124,6 @@ def _describe(field: "dataclasses.Field[Any]", annotation: Any) -> Option:
     )
 
 
-IDENTITY: tuple[Fact, ...] = ("architecture", "in_tables")
-AXIS: tuple[Fact, ...] = ("paper_axis", "in_tables")
-SCHEDULE_AXIS: tuple[Fact, ...] = ("schedule", *AXIS)
-
 COUNT, POSITIVE = (0, 10**6), (1e-30, 1e30)
 RATE, SHARE, TIME = (0.0, 1e6), (0.0, 1.0), (0.0, 1e9)
 """Ranges of numbers; times are in epochs."""
@@ -155,13 +149,13 @@ class DataOptions(Options):
         "digits",
         "Data set: digits, cifar10, svhn, speech, or package.module:load.",
         "own_code",
-        *IDENTITY,
+        "architecture",
     )
     model: str = option(
         "auto",
         f"Network: auto, {', '.join(NETWORKS)}, or package.module:build.",
         "own_code",
-        *IDENTITY,
+        "architecture",
     )
     limit: int | None = option(
         None, "Use only N random examples of each set, for a quick trial.", within=(1, 10**12)

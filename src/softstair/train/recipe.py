@@ -13,7 +13,7 @@ from softstair.regularise import Forward
 from softstair.schedule import Interval, Power, Schedule
 from softstair.train import options
 from softstair.train.optimiser import OptimiserOptions
-from softstair.train.options import AXIS, SCHEDULE_AXIS, Options, describe, option
+from softstair.train.options import Options, describe, option
 
 LAST_SHARE = 0.97
 """Share of a run by which annealing ends if its period is fitted, or if it begins late."""
@@ -29,16 +29,15 @@ class NoiseOptions(Options):
         "Noise family, or package.module:object, a Noise or Estimator of your own.",
         "own_code",
         "architecture",
-        *AXIS,
     )
     forward: Forward = option(
-        "mode", "What the forward pass computes from the noise.", "architecture", *AXIS
+        "mode", "What the forward pass computes from the noise.", "architecture"
     )
     static_mean: bool = option(
-        True, "Keep the mean of the noise instead of annealing it to 0.", *SCHEDULE_AXIS
+        True, "Keep the mean of the noise instead of annealing it to 0.", "schedule"
     )
     static_std: bool = option(
-        False, "Keep the standard deviation instead of annealing it to 0.", *SCHEDULE_AXIS
+        False, "Keep the standard deviation instead of annealing it to 0.", "schedule"
     )
     mean0: float | None = option(
         None, "Initial mean in quanta (None: 0 if static, else -0.5).", "schedule"
@@ -55,10 +54,10 @@ class NoiseOptions(Options):
     interval: Interval = option(
         "partition",
         "Layers anneal one by one (partition), all at once, from one start, or to one end.",
-        *SCHEDULE_AXIS,
+        "schedule",
     )
     power: Power = option(
-        "homogeneous", "Power law: same for all layers, or faster near the input.", *SCHEDULE_AXIS
+        "homogeneous", "Power law: same for all layers, or faster near the input.", "schedule"
     )
     period: float | Literal["auto"] | None = option(
         9.0,
@@ -101,7 +100,6 @@ class ExecutionOptions(Options):
         "auto",
         "Precision of training steps (auto: bfloat16 on a GPU that has it; fast: also float8, on "
         "Hopper if the network is wide).",
-        "in_tables",
     )
     compile: Literal["auto", "always", "never"] = option(
         "auto",
