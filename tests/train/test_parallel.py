@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from warm import Warm
 
 from softstair.cli import main
+from softstair.cli._args import spelling
 from softstair.cli.train import launch_command
 from softstair.data import load
 from softstair.train import Recipe, checkpoint, parallel, preset, train, trained_network
@@ -32,10 +33,10 @@ FLOAT = replace(RECIPE, weights="float", features="float", optimiser="sgd", lear
 def words(recipe: Recipe, out: Path, *more: str) -> list[str]:
     """Return the command that trains by a recipe."""
     names = [*recipe.differences(preset("digits").rescaled(recipe.epochs)), "epochs"]
-    values = {name.replace("_", "-"): getattr(recipe, name) for name in names}
+    values = {spelling(name): getattr(recipe, name) for name in names}
     flags = [
-        f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name}={value}"
-        for name, value in values.items()
+        (flag if value else f"--no-{flag[2:]}") if isinstance(value, bool) else f"{flag}={value}"
+        for flag, value in values.items()
     ]
     return ["train", *flags, "--device", "cpu", "--threads", "1", "--out", str(out), *more]
 
