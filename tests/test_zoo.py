@@ -315,7 +315,7 @@ def small(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_where_networks_are_looked_for(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.undo()
     assert "speech-dscnn-int4" in zoo.names()
@@ -324,6 +324,8 @@ def test_where_networks_are_looked_for(
     monkeypatch.setattr(zoo, "_folders", lambda: [tmp_path / "nowhere"])
     with pytest.raises(SoftstairError, match="SOFTSTAIR_ZOO"):
         zoo.load("digits-ternary")
+    code, out, _ = run("zoo")
+    assert (code, "SOFTSTAIR_ZOO" in out) == (0, True)
 
 
 @pytest.mark.parametrize("name", ["digits-tenary", "", ".", "../digits-ternary", "x" * 200])

@@ -230,6 +230,13 @@ def _folders() -> list[Path]:
     return [*([Path(own)] if own else []), Path(__file__).parents[2] / "zoo", cache]
 
 
+def where_to_look() -> str:
+    """Return how to get the networks of the zoo where there are none."""
+    if RELEASE is None:
+        return "no release has networks yet: set SOFTSTAIR_ZOO to the folder zoo of a clone."
+    return f"download them from {RELEASE}, and set SOFTSTAIR_ZOO to their folder."
+
+
 def path_of(network: Path | str) -> Path:
     """Return the file of a network: the path itself, or that of a name in the zoo."""
     if (path := Path(network)).is_file():
@@ -237,9 +244,8 @@ def path_of(network: Path | str) -> Path:
     for folder in _folders():
         if (file := folder / f"{network}.safetensors").is_file():
             return file
-    hint = _check.suggestion(network, names()) or f"the zoo has {', '.join(names()) or 'none'}."
-    if RELEASE is None and not names():
-        hint = "no release has networks yet: set SOFTSTAIR_ZOO to the folder zoo of a clone."
+    hint = _check.suggestion(network, names()) or f"the zoo has {', '.join(names())}."
+    hint = hint if names() else where_to_look()
     problem = f"{_check.shortened(str(network))} is no file and no network of the zoo; {hint}"
     raise SoftstairError(problem, field="network")
 

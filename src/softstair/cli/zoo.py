@@ -62,6 +62,9 @@ class Command:
 
 
 def _show_list() -> None:
+    if not zoo.names():
+        print_line(f"no networks here; {zoo.where_to_look()}")
+        return
     left, right = ("name", "data", "model", "bits"), ("size", "accuracy", "seeds")
     rows = []
     for name in zoo.names():
