@@ -317,3 +317,9 @@ def test_weights_that_code_reads_count_as_weights_in_float():
     with pytest.warns(UserWarning, match=r"^50% of the weights stay in float: '0' \(Own\)"):
         ss.quantise(model, "int4")
     ss.quantise(model, "int4", skip="0")
+
+
+def test_a_lazy_layer_that_is_skipped_stays_lazy() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LazyLinear(2))
+    net = ss.quantise(model, "int4", skip="2")
+    assert net(torch.randn(3, 4)).shape == (3, 2)

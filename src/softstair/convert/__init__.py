@@ -400,6 +400,8 @@ def _floats(net: nn.Module, sites: Iterable[Site], options: LayerOptions, given:
     no_products = (nn.Embedding, nn.EmbeddingBag, *OTHER_NORMS)
     count, left = 0, Counter[str]()
     for parameter, (name, kind) in owners(net, conversion.rows).items():
+        if isinstance(parameter, nn.UninitializedParameter):
+            continue  # of a lazy layer
         module = net.get_submodule(name)
         is_used = name in used or not type(module).__module__.startswith("torch.nn")
         if is_used and parameter.dim() > 1 < len(parameter) and not isinstance(module, no_products):
