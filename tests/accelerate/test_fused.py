@@ -12,7 +12,7 @@ from twins import STAIRS, batch, differences, distance, learn, model, pair
 import networks
 import softstair as ss
 from softstair import kernels
-from softstair._accelerate import fused
+from softstair._accelerate import fused, moments, products
 from softstair._accelerate.fuse import not_fused
 from softstair._accelerate.layer import Average
 from softstair.kernels import triton
@@ -230,7 +230,7 @@ def test_integers_are_summed_exactly(
     images, inputs, outputs, height, width, taps, padding, stride, high
 ):
     """Against float64, bit for bit: odd shapes, every tap, sums that fill int16 and int32."""
-    from softstair._accelerate import integer_sums, moments
+    from softstair._accelerate import integer_sums
     from softstair.kernels.triton import convolution
 
     torch.manual_seed(0)
@@ -267,32 +267,24 @@ def test_integers_are_summed_exactly(
     assert torch.equal(sums[1:, kept].double(), expected[1:, kept])
 
 
-@pytest.mark.nightly(keep=2)
-@pytest.mark.parametrize(
-    ("shape", "taps", "stride", "padding"),
-    [((2, 20, 5, 7), (3, 3), 1, (1, 1)), ((1, 130, 3, 3), (3, 3), 1, (0, 0)),
-     ((3, 16, 6, 4), (5, 2), 2, (3, 0)), ((2, 8, 4, 5), (1, 3), 1, (2, 4))],
-)  # fmt: skip
-def test_depthwise_convolutions_are_those_of_float64(shape, taps, stride, padding):
-    """Sums of integers exactly, and the gradient of features, with padding beyond the kernel."""
-    from softstair._accelerate import depthwise
-
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise_layers_sum_integers_exactly(stride):
+    """Not features that are multiples of 0.07, whose sums float32 would round."""
+    first, each = (nn.Conv2d(8, 8, 3, s, 1, groups=g, bias=False) for s, g in ((1, 1), (stride, 8)))
+    norms = (nn.BatchNorm2d(8), nn.ReLU(), each, nn.BatchNorm2d(8), nn.ReLU())
+    net = ss.quantise(nn.Sequential(first, *norms), *STAIRS["INT4"])
+    layer = fused(net).layers[1]
+    assert layer.reads_integers
     torch.manual_seed(0)
-    channels = shape[1]
-    layer = nn.Conv2d(channels, channels, taps, stride, padding, groups=channels, bias=False)
-    assert depthwise.is_depthwise(layer)
-    x, w = torch.randint(-128, 128, shape), torch.randint(-128, 128, layer.weight.shape)
-    rows = lambda tensor: tensor.contiguous(memory_format=torch.channels_last)
-    int8 = [rows(tensor.to(torch.int8)) for tensor in (x, w)]
-    sums = depthwise.depthwise_int8(int8[0], int8[1], layer, torch.int32)
-    exact = x.double().requires_grad_()
-    expected = F.conv2d(exact, w.double(), None, stride, padding, groups=channels)
+    x, w = torch.randint(16, (2, 8, 5, 7)), torch.randint(-8, 8, each.weight.shape)
+    norm = moments.Normalisation(
+        layer.norm, layer.norm.weight, layer.norm.bias, moments.zeros_for(1, 8, x.device)[0]
+    )
+    sums, stats, unit = products.int8_sums(layer, x.to(torch.int8), w.to(torch.int8), norm)
+    expected = F.conv2d(x.double(), w.double(), None, stride, 1, groups=8)
     assert torch.equal(sums.double(), expected)
-    if stride == 1:
-        dc = torch.randn_like(expected)
-        (dx,) = torch.autograd.grad(expected, exact, dc)
-        own = depthwise.depthwise_gradient(rows(dc.float()), rows(w.float()), layer, x.shape)
-        assert distance(own, dx) < 1e-6
+    assert unit == pytest.approx(0.07**2)
+    assert distance(stats[0], expected.mean((0, 2, 3))) < 1e-6
 
 
 def test_a_kernel_larger_than_the_image_is_an_error():

@@ -64,19 +64,6 @@ def test_fused_kernels_compile_without_the_interpreter(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("dtype", ["*i8", "*bf16"])
-def test_depthwise_convolutions_compile_without_the_interpreter(dtype, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    depthwise = importlib.import_module("softstair._accelerate.depthwise")
-    constants = dict(HEIGHT=25, WIDTH=5, SOURCE_HEIGHT=25, SOURCE_WIDTH=5, CHANNELS=100, DOWN=3)
-    constants |= dict(ACROSS=3, PADDING_DOWN=1, PADDING_ACROSS=1, STRIDE=1, REVERSE=True)
-    constants |= dict(INTEGERS=dtype == "*i8", ROWS=32, BLOCK=128)
-    types = {"rows": "i32", "out_ptr": "*i16"} if dtype == "*i8" else {"rows": "i32"}
-    ptx = compile_kernel(depthwise._depthwise, constants, types, dtype)["ptx"]
-    assert ("fma.rn.f32" in ptx) == (dtype == "*bf16")  # integers are multiplied as integers
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("sums", "dy", "pooled"),
     [("int32", "bfloat16", True), ("float32", "float32", True), ("float32", "float32", False)],

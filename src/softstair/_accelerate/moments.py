@@ -284,13 +284,8 @@ def running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float | Tens
 def tile_constants(shape: Sequence[int]) -> dict[str, int]:
     """Return what a kernel must know of the shape of c; rows of a matrix are images of 1×1."""
     _, channels, height, width = shape if len(shape) == 4 else (*shape, 1, 1)
-    block = channel_block(channels)
+    block = min(CHANNELS, triton.next_power_of_2(channels))
     return {"HEIGHT": height, "WIDTH": width, "CHANNELS": channels, "BLOCK": block}
-
-
-def channel_block(channels: int) -> int:
-    """Return how many channels a program handles."""
-    return min(CHANNELS, triton.next_power_of_2(channels))
 
 
 def reduction(

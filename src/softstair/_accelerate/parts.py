@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from softstair._accelerate import gradients
-from softstair._accelerate.depthwise import is_depthwise
 from softstair._accelerate.first import First, supports_first
 from softstair._accelerate.prepared import PreparedStair
 from softstair._accelerate.stairs import makes_int8, strategy_of
@@ -15,7 +14,7 @@ from softstair._accelerate.update import LatentSteps, SecondStream
 from softstair.kernels.triton import convolution
 from softstair.nn import StairActivation, StairModule, StairWeight
 
-__all__ = ["Context", "Integers", "LayerParts"]
+__all__ = ["Context", "Integers", "LayerParts", "is_depthwise"]
 
 
 class Integers(NamedTuple):
@@ -47,6 +46,11 @@ class Context:
     """Weights that were quantised ahead, removed when their layer uses them."""
     integers: dict["LayerParts", Integers] = field(default_factory=dict)
     """The features of a layer in quanta, until the next layer takes them."""
+
+
+def is_depthwise(sums: nn.Conv2d) -> bool:
+    """Whether a convolution sums each channel alone."""
+    return sums.groups == sums.in_channels == sums.out_channels
 
 
 class LayerParts(nn.Module):

@@ -1,7 +1,6 @@
 """Sums of products and their gradients.
 
-Sums of int8 and gradients in FP8 are computed by Triton kernels. The others are computed by torch,
-except where a kernel is faster.
+Sums of int8 and gradients in FP8 are computed by Triton kernels, the others by torch.
 """
 
 import math
@@ -13,10 +12,9 @@ from torch import Tensor, nn
 
 from softstair._accelerate import gradients
 from softstair._accelerate.batchnorm_backward import SumGradient
-from softstair._accelerate.depthwise import depthwise_gradient, depthwise_int8, is_depthwise
 from softstair._accelerate.integer_sums import convolve_with_statistics
 from softstair._accelerate.moments import Normalisation, batch_statistics
-from softstair._accelerate.parts import LayerParts
+from softstair._accelerate.parts import LayerParts, is_depthwise
 from softstair._accelerate.stairs import quantum_of
 from softstair.kernels.triton.convolution import convolve_int8
 
@@ -44,7 +42,9 @@ def int8_sums(
     dtype = torch.int16 if largest < 2**15 else torch.int32
     unit = math.prod(map(quantum_of, stairs))
     if is_depthwise(sums):
-        found = depthwise_int8(x, weight, sums, dtype)
+        # Few products of two bytes: float32 holds every sum.
+        found = sums_of(sums, x.float(), weight.float())
+        found = found.to(dtype, memory_format=torch.channels_last)
         return found, None if norm is None else batch_statistics(found, norm, unit), unit
     padding, stride = sums.padding[0], sums.stride[0]
     if norm is None:
@@ -64,8 +64,6 @@ def feature_gradient(
         return gradients.feature_gradient(dc, weight, factor, sums.padding[0], dtype, unit)
     if isinstance(sums, nn.Linear):
         return dc @ weight
-    if is_depthwise(sums) and sums.stride == (1, 1):
-        return depthwise_gradient(dc, weight, sums, x.shape)
     return _convolution_backward(sums, dc, x, weight, 0)
 
 
