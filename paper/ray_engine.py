@@ -178,9 +178,9 @@ class RayPool(Pool):
         self._refs: dict[Any, Task] = {}
         # By value, so that a machine without softstair, or with another version, can report it.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        # A process that has used one GPU would use it again, whichever Ray gives it next.
-        once = {"max_calls": 1} if self._resources.gpus else {}
-        self._train = ray.remote(max_retries=RETRIES, **once)(train_unit)
+        # A new process for each unit: one that has used a GPU would use it again, whichever Ray
+        # gives it next.
+        self._train = ray.remote(max_retries=RETRIES, max_calls=1)(train_unit)
         mailbox = ray.remote(Mailbox)
         self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1).remote()
         self._mail = self._mailbox.take.remote()
@@ -350,11 +350,10 @@ def _train(task: dict[str, Any], send: Any) -> None:
     import filelock
     import torch
 
-    from softstair.train import Interrupted, Recipe, train
-    from softstair.train.progress import EventSender, forget_compiled, free_memory
+    from softstair.train import Interrupted, Recipe
+    from softstair.train.progress import train_with_events
 
-    sender, recipe, out = EventSender(send), Recipe.from_json(task["recipe"]), Path(task["out"])
-    forget_compiled(recipe)
+    recipe, out = Recipe.from_json(task["recipe"]), Path(task["out"])
     # Ray allows a process one thread for each of its CPUs; results must not depend on that.
     torch.set_num_threads(task["threads"])
     if (out / "lock").exists():
@@ -362,11 +361,9 @@ def _train(task: dict[str, Any], send: Any) -> None:
         with contextlib.suppress(filelock.Timeout), lock:
             pass
     try:
-        options = {"resume": True, "loading": sender.loading, **task["settings"]}
-        train(recipe, out, watchers=[sender], **options)
+        train_with_events(send, recipe, out, resume=True, **task["settings"])
     except Interrupted as stopped:
         if stopped.number == signal.SIGTERM:
             # Not from the driver: this machine shuts down, and another one will resume the unit.
             os._exit(1)
         raise KeyboardInterrupt from None
-    free_memory()

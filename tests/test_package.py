@@ -167,7 +167,7 @@ softstair.train.optimiser: OptimiserOptions Rates make_optimiser
 softstair.train.options: DataOptions REPLACED SplitOptions describe
 softstair.train.parallel: StopRequest torchrun_ranks
 softstair.train.pool: MAX_RUNS_PER_GPU Pool ProcessPool Task cores worker_count
-softstair.train.progress: Event EventSender error_message forget_compiled free_memory
+softstair.train.progress: Event error_message train_with_events
 softstair.train.recipe: FIELDS PresetName fields_with
 softstair.train.records: metrics_of read_json recipe_of refuse_other_data summary_of
 softstair.train.state: State

@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def design(plain_terminal: None, monkeypatch: pytest.MonkeyPatch) -> str:
     """The design in the current folder; starting a process fails."""
-    monkeypatch.setattr("softstair.train.pool.Worker", None)
+    monkeypatch.setattr("softstair.train.pool.start_process", None)
     Path("mine.toml").write_text(DESIGN)
     return DESIGN
 

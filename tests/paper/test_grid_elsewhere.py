@@ -19,12 +19,11 @@ import pytest
 
 from helpers.commands import Run
 from helpers.made import made
-from helpers.worker import ForkedWorker, WorkerHere
+from helpers.worker import start_fork, start_here
 from paper import Training, Unit, load
 from paper.grid import Timer
 from paper.tables import LARGEST_PART, Epoch, rows, write, write_parts
 from softstair.cli._progress import Progress
-from softstair.train import progress
 from softstair.train.progress import Event
 from train.short import files, recipe
 
@@ -61,9 +60,7 @@ def test_a_second_machine_trains_exactly_what_the_first_did_not(
     design: str, uninterrupted: list[Training], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("softstair.train.loop.source_commit", lambda: "abc1234")
-    monkeypatch.setattr("softstair.train.pool.Worker", WorkerHere)
-    monkeypatch.setattr(progress, "_datasets", {})
-    monkeypatch.setattr(progress, "free_memory", lambda: None)  # it takes as long as a training
+    monkeypatch.setattr("softstair.train.pool.start_process", start_here)
     words = ["mine.toml", "--device", "cpu", "--jobs", "1", "--threads", "1"]
     done: list[str] = []
 
@@ -102,7 +99,7 @@ def test_a_second_machine_trains_exactly_what_the_first_did_not(
     assert exact(load("second.csv.gz")) == exact(uninterrupted)
 
     # A third one only joins tables, whichever overlap.
-    monkeypatch.setattr("softstair.train.pool.Worker", None)
+    monkeypatch.setattr("softstair.train.pool.start_process", None)
     tables = ["--done", "first.csv.gz", "second.csv.gz", "--table", "all.parquet"]
     code, out, err = run("grid", "../mine.toml", "--out", "none", *tables)
     assert (code, err) == (0, "")
@@ -251,7 +248,7 @@ def test_the_time_limit_saves_what_is_done_and_keeps_the_checkpoint_of_the_rest(
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
     monkeypatch.setattr("softstair.train.pool.time", clock)
-    monkeypatch.setattr("softstair.train.pool.Worker", ForkedWorker)
+    monkeypatch.setattr("softstair.train.pool.start_process", start_fork)
     started = on_events(monkeypatch, act)
     words = ["mine.toml", "--device", "cpu", "--jobs", "1", "--table", "part.csv.gz"]
     code, out, err = run("grid", *words, "--minutes", "5", "--partial")
@@ -264,7 +261,7 @@ def test_the_time_limit_saves_what_is_done_and_keeps_the_checkpoint_of_the_rest(
     assert json.loads((run_directory / "device.json").read_text())["seconds"] > 0
 
     # The finished unit shows that the other cannot finish: no process is started.
-    monkeypatch.setattr("softstair.train.pool.Worker", None)
+    monkeypatch.setattr("softstair.train.pool.start_process", None)
     before = files(Path("runs"))
     code, out, err = run("grid", *words, "--minutes", "0.02")
     assert (code, out) == (1, "")

@@ -76,7 +76,8 @@ def interrupt(folder: Path) -> int:
     """Send SIGINT to every process of the group, as Ctrl-C does, once two units have epochs."""
     words = ["grid", "mine.toml", "--device", "cpu", "--jobs", "2", "--out", str(folder)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "softstair", *words],
+        [sys.executable, "-m", "paper", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -126,7 +127,7 @@ def test_an_interrupted_grid_equals_an_uninterrupted_one(
     assert stages.check()["done"] == 3
     assert stages.run() == 0
     assert stages.check() == {"done": 4, "elsewhere": 0, "training": 0, "begun": 0, "waiting": 0}
-    monkeypatch.setattr("softstair.train.pool.Worker", None)
+    monkeypatch.setattr("softstair.train.pool.start_process", None)
     assert stages.run() == 0  # with everything done, no process is needed
     assert stages.events == []
     torch.set_num_threads(1)
@@ -142,7 +143,7 @@ def test_an_interrupted_grid_equals_an_uninterrupted_one(
 @pytest.fixture
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     """Two units on the digits, one of them done; nothing may start a process."""
-    monkeypatch.setattr("softstair.train.pool.Worker", None)
+    monkeypatch.setattr("softstair.train.pool.start_process", None)
     units = [Unit("a", recipe(fold=fold)) for fold in (0, 1)]
     train(units[0].recipe, units[0].path(tmp_path), threads=1)
     return units

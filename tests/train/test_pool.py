@@ -3,16 +3,12 @@
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import filelock
 import pytest
@@ -27,15 +23,14 @@ from short import (
     uninterrupted,
     without_export,
 )
-from torch.utils._pytree import tree_leaves
 
 from softstair import cli
 from softstair.cli._args import parse
 from softstair.cli._progress import Progress
 from softstair.cli.train import Command
-from softstair.train import Recipe, RunError, checkpoint, progress, train
+from softstair.train import RunError, train
 from softstair.train.parallel import Interrupted, StopRequest
-from softstair.train.pool import START, Pool, ProcessPool, Task, process_threads, worker_count
+from softstair.train.pool import Pool, Task, process_threads, worker_count
 from softstair.train.progress import Event
 from softstair.train.records import read_json, recipe_of
 
@@ -137,7 +132,7 @@ def test_a_signal_stops_all_folds_and_they_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "my folds"  # a name that must be quoted
-    words = ["train", *FLAGS, "--folds", "3", "--epochs", "10"]
+    words = ["train", *FLAGS, "--folds", "3", "--epochs", "60"]
     assert cli.main([*words, "--jobs", "1", "--out", "complete"]) == 0
     capsys.readouterr()
 
@@ -163,10 +158,12 @@ def test_a_signal_stops_all_folds_and_they_resume(
 
 
 PARENT = """
-import subprocess, sys, time
-child = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, start_new_session=True)
-child.stdin.write(sys.argv[1].encode() + b"\\n")
-child.stdin.flush()
+import json, sys, time
+from pathlib import Path
+from softstair.train import Recipe
+from softstair.train.pool import start_process
+recipe = Recipe.from_json(json.loads(sys.argv[1]))
+started = start_process({"recipe": recipe, "out": Path(sys.argv[2]), "device": "cpu"}, 1)
 time.sleep(600)
 """
 
@@ -175,9 +172,7 @@ time.sleep(600)
 def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     begun = parse(Command, [*FLAGS, "--epochs", "14"], "softstair train").recipe
     out = tmp_path / "x"
-    message = {"recipe": begun.to_json(), "out": str(out), "device": "cpu", "resume": True}
-    words = [json.dumps(message), sys.executable, "-P", "-c", START]
-    words += [json.dumps(sys.path), "1", "cpu"]
+    words = [json.dumps(begun.to_json()), str(out)]
     with open("errors", "w") as errors:
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, *words], stdout=subprocess.DEVNULL, stderr=errors
@@ -191,81 +186,6 @@ def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     assert "Traceback" not in Path("errors").read_text()
     train(begun, out, resume=True)
     assert result(out) == uninterrupted(tmp_path / "complete", begun)
-
-
-def test_a_process_decodes_its_data_once_and_each_run_is_as_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = "def load():\n    with open('loaded', 'a') as file:\n        file.write('x')"
-    (tmp_path / "own.py").write_text(OWN.replace("def load():", count))
-    begun = parse(Command, [*FLAGS, "--epochs", "2"], "softstair train").recipe
-    recipes = {0: replace(begun, fold=0, **OTHER), 1: replace(begun, fold=1)}
-    ends: list[bool] = []
-    with open(tmp_path / "events", "wb") as events, monkeypatch.context() as patch:
-        for fold, is_struck in ((0, False), (1, True), (1, False)):
-            strike = lambda *_, now=is_struck: now and os.kill(os.getpid(), signal.SIGTERM)
-            patch.setattr(progress.EventSender, "epoch", strike)
-            message = {"recipe": recipes[fold].to_json(), "device": "cpu"}
-            message |= {"out": str(tmp_path / f"fold-{fold}"), "resume": True}
-            ends.append(progress._train(message, events.fileno()))
-    kinds = [json.loads(x)["kind"] for x in (tmp_path / "events").read_text().splitlines()]
-    assert [kind for kind in kinds if kind in ("done", "stopped")] == ["done", "stopped", "done"]
-    assert (ends, Path("loaded").read_text()) == ([True, False, True], "x")
-    progress._datasets.clear()
-    for fold, chosen in recipes.items():
-        expected = uninterrupted(tmp_path / f"alone-{fold}", chosen)
-        assert result(tmp_path / f"fold-{fold}") == expected
-
-
-def train_in_process(out: Path, **recipes: Recipe) -> None:
-    """Train runs in one new process, one after another."""
-    events: list[Event] = []
-    tasks = (Task(name, recipe, out / name) for name, recipe in recipes.items())
-    hear = lambda _, event: events.append(event)
-    with ProcessPool(tasks, hear, lambda threads: 1, {"device": "cpu"}, most=1) as pool:
-        assert pool.run(StopRequest()) == 0
-    begun = [event["process"] for event in events if event["kind"] == "begin"]
-    assert (len(begun), len(set(begun))) == (len(recipes), 1)
-
-
-FLOAT = {"weights": "float", "features": "float"}
-OTHER: dict[str, Any] = {"optimiser": "sgd", "precision": "bfloat16", "forward": "expectation"}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("changes", [{}, {"compile": "always", **FLOAT}])
-def test_a_run_is_the_same_in_a_new_process_and_after_others(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
-    if changes and shutil.which("g++") is None:
-        pytest.skip("Inductor needs a C++ compiler")
-    chosen = replace(recipe(forward="random", epochs=2), **changes)
-    before = [replace(chosen, batch=48, **OTHER), replace(chosen, batch=40, seed=3)]
-    train_in_process(tmp_path / "alone", run=chosen)
-    train_in_process(tmp_path / "after", first=before[0], second=before[1], run=chosen)
-    alone, after = (tmp_path / name / "run" for name in ("alone", "after"))
-    assert result(alone) == result(after)
-    checkpoints = [checkpoint.load(run / "checkpoint") for run in (alone, after)]
-    tensors = [
-        [x for x in tree_leaves(each) if isinstance(x, torch.Tensor)] for each in checkpoints
-    ]
-    assert len(tensors[0]) > 10
-    assert all(map(torch.equal, *tensors))
-
-
-def test_compiled_networks_are_forgotten_if_the_next_run_has_another_recipe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    resets: list[int] = []
-    monkeypatch.setitem(
-        sys.modules, "torch._dynamo", SimpleNamespace(reset=lambda: resets.append(1))
-    )
-    monkeypatch.setattr(progress, "_compiled_for", [])
-    counts = []
-    for changes in ({}, {"fold": 1}, {"seed": 7}, {"batch": 48}, {"batch": 48, "fold": "all"}, {}):
-        progress.forget_compiled(recipe(**changes))
-        counts.append(len(resets))
-    assert counts == [1, 1, 1, 2, 2, 3]
 
 
 # The rules, without processes

@@ -17,11 +17,10 @@ from softstair.cli._mean import FEWEST, mean_of
 from softstair.cli._progress import Progress, Stoppable, same_command
 from softstair.cli._table import bars, plural, print_line, print_table
 from softstair.train import parallel, records
-from softstair.train.loop import train
 from softstair.train.network import levels_of
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
-from softstair.train.progress import EventSender, TensorBoardEvents
+from softstair.train.progress import train_with_events
 from softstair.train.recipe import FIELDS, PRESETS, PresetName, Recipe, preset
 
 MAX_FOLDS = 10_000
@@ -176,13 +175,11 @@ class Command:
                         self._train_here(recipe, path, progress)
                     return 0
                 tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
-                settings = {**self._settings(), "tensorboard": self.tensorboard}
-                settings["base"] = self._base().to_json()
                 pool = ProcessPool(
                     tasks,
                     progress.show,
                     count,
-                    settings,
+                    self._settings(),
                     most=count(None),
                     alike=True,
                     again="use `resume`",
@@ -207,22 +204,14 @@ class Command:
     def _train_here(self, recipe: Recipe, out: Path, progress: Progress) -> None:
         label = f"fold {recipe.fold}" if self.every_fold else ""
         progress.show(label, {"kind": "start"})
-        sender = EventSender(lambda event: progress.show(label, event), self._base())
-        with contextlib.ExitStack() as stack:
-            watchers: list[Any] = [sender]
-            if self.tensorboard and parallel.rank() == 0:
-                watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
-            settings = {**self._settings(), "watchers": watchers, "loading": sender.loading}
-            train(recipe, out, **settings)
+        send = lambda event: progress.show(label, event)
+        train_with_events(send, recipe, out, **self._settings())
         progress.show(label, {"kind": "done"})
 
     def _settings(self) -> dict[str, Any]:
-        names = ("device", "resume", "threads")
-        return {"data_dir": str(self.data_dir), **{name: getattr(self, name) for name in names}}
-
-    def _base(self) -> Recipe:
-        """Return the recipe of the preset, from which the flags differ."""
-        return preset(self.preset).rescaled(self.recipe.epochs)
+        names = ("data_dir", "device", "resume", "threads", "tensorboard")
+        base = preset(self.preset).rescaled(self.recipe.epochs)  # from which the flags differ
+        return {"base": base, **{name: getattr(self, name) for name in names}}
 
     def _again(self, out: Path) -> str:
         """Return the command that continues what is in a directory, if it holds a run."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from softstair import _check
 from softstair._errors import SoftstairError
-from softstair.kernels import bound, cpu, reference, triton
+from softstair.kernels import cpu, reference, triton
 from softstair.kernels.bound import BoundStair, Scalar, SoftStair, channel_quanta
 from softstair.stair import Stair, check_tensor
 
@@ -33,7 +33,6 @@ __all__ = [
     "channel_quanta",
     "convolve_int8",
     "forward",
-    "free_tables",
     "hard",
     "index",
     "is_transformed",
@@ -159,13 +158,6 @@ def index(x: Tensor, stair: Stair) -> Tensor:
     x = x.detach()
     bound = BoundStair(SoftStair(stair), x)
     return bound.index(x.to(bound.compute)).nan_to_num(0.0).long()
-
-
-def free_tables() -> None:
-    """Free the tensors of stairs on all devices; captured graphs read them until then."""
-    triton.table.cache_clear()
-    triton.longer_table.cache_clear()
-    bound.cached_quanta_tensor.cache_clear()
 
 
 def can_convolve_int8(

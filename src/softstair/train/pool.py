@@ -1,7 +1,7 @@
 """A pool trains several runs in parallel.
 
 :class:`Pool` decides which run is next, and what a failure means for the others; a subclass says
-where runs train: :class:`ProcessPool` in processes of this machine.
+where runs train: :class:`ProcessPool` in processes of this machine, a new one for each run.
 
 A GPU is idle while a run loads its data, captures its steps, evaluates or writes a checkpoint; on a
 CPU, small networks train fastest on one thread. The result of a run does not depend on the number
@@ -11,23 +11,25 @@ of runs: each has the seed, the directory and, on a CPU, the threads that it wou
 import contextlib
 import json
 import math
+import multiprocessing
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from softstair.train.parallel import Interrupted, StopRequest
-from softstair.train.progress import Event
+from softstair.train.progress import Event, error_message, train_with_events
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError
 
@@ -39,8 +41,8 @@ TIMEOUT = 10.0
 START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from softstair.train.progress import main
-main(int(sys.argv[2]), sys.argv[3])
+from softstair.train.pool import main
+main(int(sys.argv[2]), int(sys.argv[3]))
 """
 """A new interpreter, since CUDA and threads do not survive a fork. Unlike multiprocessing it does
 not run the user's script again; with -P, files in the current directory do not hide modules."""
@@ -195,62 +197,6 @@ class Pool(ABC):
         self._report(task, {"kind": "failed", "why": why})
 
 
-class Worker:
-    """The parent's end of a process that trains; an event of None says that the process ended."""
-
-    def __init__(self, events: "Events", device: str, threads: int) -> None:
-        self.task: Any = None  # what it trains now
-        self.is_free = True  # to be given a run
-        arguments = [json.dumps(sys.path), str(threads), device]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", START, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Ctrl-C reaches all processes of a session; here the parent passes it on, once.
-            start_new_session=True,
-        )
-        self._stdin: Any = self.process.stdin
-        self._stdout: Any = self.process.stdout
-        self._listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
-        self._listener.start()
-
-    def _listen(self, events: "Events") -> None:
-        for line in self._stdout:
-            with contextlib.suppress(ValueError):  # an incomplete line: the process was killed
-                events.put((self, json.loads(line)))
-        events.put((self, None))
-
-    def give(self, task: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
-        """Let it train a run."""
-        self.task, self.is_free = task, False
-        message = {"recipe": recipe.to_json(), "out": str(out), **settings}
-        with contextlib.suppress(OSError):  # it has ended, which the listener will tell
-            self._stdin.write(json.dumps(message).encode() + b"\n")
-            self._stdin.flush()
-
-    def dismiss(self) -> None:
-        """Let it end if it is free."""
-        if self.is_free:
-            self.is_free = False
-            with contextlib.suppress(OSError):
-                self._stdin.close()
-
-    def end(self, timeout: float) -> None:
-        """Wait for its end; kill it after ``timeout`` seconds."""
-        try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._listener.join()
-        for pipe in (self._stdin, self._stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-
-Events = queue.SimpleQueue[tuple[Worker, Event | None]]
-
-
 class ProcessPool(Pool):
     """Trains tasks in processes of this machine. Use it as a context manager.
 
@@ -272,75 +218,64 @@ class ProcessPool(Pool):
     ) -> None:
         super().__init__(tasks, on_event, alike)
         self._count, self._settings, self._again = count, settings, again
-        self._device = str(settings.get("device", "auto"))
-        self._process_threads = process_threads(self._device, most, settings.get("threads"))
-        self._events: Events = queue.SimpleQueue()
-        self._workers: list[Worker] = []
+        device = str(settings.get("device", "auto"))
+        self._process_threads = process_threads(device, most, settings.get("threads"))
+        self._processes: dict[Connection, tuple[Task, Process]] = {}
 
     def __enter__(self) -> "ProcessPool":
-        # All at once: the others import their modules while the first trains alone.
-        for _ in range(self._count(None)):
-            self._workers.append(self._new_worker())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         deadline = time.monotonic() + TIMEOUT
-        for worker in self._workers:
-            worker.dismiss()
-            # One that trains nothing has nothing to save, and torch takes a second to end.
-            worker.end(0.0 if worker.task is None else max(0.0, deadline - time.monotonic()))
+        for connection, (_, process) in self._processes.items():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            connection.close()
 
     def capacity(self) -> int:
         return self._count(self.threads)
 
     def start(self, task: Task) -> None:
-        worker = next((worker for worker in self._workers if worker.is_free), None)
-        if worker is None:
-            self._workers.append(worker := self._new_worker())
-        worker.give(task, task.recipe, task.out, self._settings)
+        run = {"recipe": task.recipe, "out": task.out, **self._settings}
+        connection, process = start_process(run, self._process_threads)
+        self._processes[connection] = task, process
         self.handle(task, {"kind": "start"})
 
-    def _new_worker(self) -> Worker:
-        return Worker(self._events, self._device, self._process_threads)
-
     def stop(self) -> None:
-        for worker in self._workers:
-            if worker.task is not None:
-                worker.process.terminate()
+        for _, process in self._processes.values():
+            process.terminate()
 
     def poll(self, timeout: float) -> None:
-        self._dismiss_idle()
-        try:
-            worker, event = self._events.get(timeout=timeout)
-        except queue.Empty:
-            return
-        if event is None:
-            self._workers.remove(worker)
-            worker.end(TIMEOUT)
-        if (task := worker.task) is None:
-            return
-        kind = "stopped" if event is None else event["kind"]
-        if kind in ("done", "stopped", "failed"):
-            worker.task, worker.is_free = None, kind == "done"
-        if event is not None and kind != "stopped":
-            self.handle(task, event)
+        for connection in wait(list(self._processes), timeout):
+            assert isinstance(connection, Connection)
+            task, process = self._processes[connection]
+            try:
+                event = connection.recv()
+            except (EOFError, OSError):
+                del self._processes[connection]
+                connection.close()
+                self._end(task, process.wait())
+            else:
+                self.handle(task, event)
+
+    def _end(self, task: Task, code: int) -> None:
+        """Report a task whose process has ended, unless it has said why."""
+        if task not in self.running:
             return
         if not self.stopping:
             time.sleep(0.5)  # a scheduler signals every process of a job, perhaps this one last
         if self.stopping:
             self.handle(task, {"kind": "stopped"})
         else:
-            self.fail(task, _cause_of_end(worker.process.poll(), self._again), lost=True)
-
-    def _dismiss_idle(self) -> None:
-        wanted = max(0, self.capacity() - len(self.running)) if self._open else 0
-        for worker in [worker for worker in self._workers if worker.is_free][wanted:]:
-            worker.dismiss()
+            self.fail(task, _cause_of_end(code, self._again), lost=True)
 
 
-def _cause_of_end(code: int | None, again: str) -> str:
-    """Return why a process ended that was not told to; its exit code is None if it said so."""
+def _cause_of_end(code: int, again: str) -> str:
+    """Return why a process ended that was not told to."""
     resume = f"{again} to resume from its last checkpoint"
     if not code:
         return f"its process was stopped: {resume}."
@@ -352,3 +287,55 @@ def _cause_of_end(code: int | None, again: str) -> str:
     names = {number.value: number.name for number in signal.Signals}
     cause = f"was killed by {names.get(-code, -code)}" if code < 0 else f"ended with code {code}"
     return f"its process {cause}: {resume}."
+
+
+Process = subprocess.Popen[bytes]
+
+
+def start_process(run: dict[str, Any], threads: int) -> tuple[Connection, Process]:
+    """Start a process that trains a run; its events come from the connection that is returned."""
+    here, there = multiprocessing.Pipe()
+    arguments = [json.dumps(sys.path), str(there.fileno()), str(threads)]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", START, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # what a user's model prints goes to stderr
+        pass_fds=[there.fileno()],
+        # Ctrl-C reaches all processes of a session; here the parent passes it on, once.
+        start_new_session=True,
+    )
+    there.close()
+    here.send(run)
+    return here, process
+
+
+def main(file: int, threads: int) -> None:
+    """Train the run that comes from a connection, which is an open file, with so many threads."""
+    connection = Connection(file)
+
+    def send(event: Event) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended, and this run is being stopped
+            connection.send(event)
+
+    try:
+        # Until a training handles signals itself, SIGTERM unwinds the stack as Ctrl-C does.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        torch.set_num_threads(threads)
+        run = connection.recv()
+        threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+        train_with_events(send, **run)
+        send({"kind": "done"})
+    except (Interrupted, KeyboardInterrupt):
+        pass  # the end of this process says it
+    except Exception as error:
+        if os.environ.get("SOFTSTAIR_TRACEBACK"):
+            traceback.print_exception(error)
+        send({"kind": "failed", "why": error_message(error)})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing left to save
+
+
+def _end_with_parent(connection: Connection) -> None:
+    """Stop this process, as a signal does, when the parent has ended or was killed."""
+    with contextlib.suppress(EOFError, OSError):
+        connection.recv()
+    os.kill(os.getpid(), signal.SIGTERM)
