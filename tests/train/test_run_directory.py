@@ -33,7 +33,7 @@ from warm import Warm
 
 from helpers import commands
 from softstair.data import Dataset, load
-from softstair.train import Recipe, Run, RunError, checkpoint, train, trained_network
+from softstair.train import Run, RunError, checkpoint, train, trained_network
 from softstair.train.checkpoint import CheckpointError
 from softstair.train.loop import source_commit
 
@@ -273,9 +273,6 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "annealer elsewhere": lambda s: s["annealer"].update(steps=-5),
     "generator": lambda s: s["generators"][0].update(cpu=torch.zeros(3, dtype=torch.uint8)),
     "sums": lambda s: s.update(sums={"loss": 3.0}),
-    "no origin": lambda s: s.pop("origin"),
-    "origin a word": lambda s: s.update(origin="here"),
-    "origin without data": lambda s: s["origin"].pop("data"),
 }
 
 
@@ -288,32 +285,6 @@ def test_a_forged_checkpoint_is_refused(name: str, out: Path) -> None:
         train(RECIPE, out, resume=True)
     assert is_sentence(str(caught.value))
     assert files(out) == before
-
-
-def swap_checkpoint(out: Path, recipe: Recipe = RECIPE, **given: Any) -> None:
-    """Replace the checkpoint of a run by that of another training."""
-    other = out.parent / "other"
-    stopped(recipe, other, 1, 2, **given)
-    shutil.rmtree(out / "checkpoint")
-    shutil.copytree(other / "checkpoint", out / "checkpoint")
-
-
-def test_a_checkpoint_of_another_recipe_is_refused(out: Path) -> None:
-    """With another fold, the network has been trained on the examples that validate."""
-    swap_checkpoint(out, recipe(fold=1))
-    before = files(out)
-    with pytest.raises(CheckpointError, match="fold 1 instead of 0"):
-        train(RECIPE, out, resume=True)
-    with pytest.raises(CheckpointError, match="fold 1 instead of 0"):
-        trained_network(out, load("digits"))
-    assert files(out) == before
-
-
-def test_a_checkpoint_of_other_data_is_refused(out: Path) -> None:
-    digits = load("digits")
-    swap_checkpoint(out, dataset=replace(digits, y=digits.y.roll(1)))
-    with pytest.raises(CheckpointError, match=r"data set .* instead of"):
-        train(RECIPE, out, dataset=digits, resume=True)
 
 
 def test_a_checkpoint_with_another_stair_is_refused(out: Path) -> None:

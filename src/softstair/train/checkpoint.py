@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from softstair._errors import SoftstairError, first_line
 from softstair._files import replacing
 from softstair.train import parallel
-from softstair.train.recipe import Recipe
 from softstair.train.state import State
 
 FORMAT = 1
@@ -89,38 +87,6 @@ def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
     return all(kind(value) == kind(own[name]) for name, value in loaded.items())
 
 
-def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the newest checkpoint of a run directory, or None if there is none.
-
-    Raises CheckpointError if it was not trained with the ``recipe`` and ``data`` of ``config``.
-    """
-    state = load(path / "checkpoint")
-    if state is None:
-        return None
-    folder = str(path / "checkpoint")
-    try:
-        origin = state.pop("origin")
-        saved, data = Recipe.from_json(origin["recipe"]), origin["data"]
-    except (LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint in {folder!r} does not say with which recipe and data it was trained "
-            f"({first_line(error)}): restore the checkpoint of this run."
-        ) from None
-    given = Recipe.from_json(config["recipe"])
-    names = given.differences(saved)
-    different = {name: (getattr(saved, name), getattr(given, name)) for name in names}
-    if data != config["data"]:
-        different["data set"] = (data, config["data"])
-    if different:
-        values = [f"{name} {was!r} instead of {now!r}" for name, (was, now) in different.items()]
-        raise CheckpointError(
-            f"the checkpoint in {folder!r} belongs to another training "
-            f"({', '.join(values)[:400]}): restore the checkpoint of this run, or train in a new "
-            "run directory."
-        )
-    return state
-
-
 def state_dict(state: State) -> dict[str, Any]:
     """Return everything that the rest of the training depends on."""
     return {
@@ -154,7 +120,9 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     state.load_network(saved["network"])
     for name in ("epoch", "step", "seconds", "history"):
         setattr(state, name, saved[name])
-    _load_optimiser(state, saved["optimiser"])
+    # Rates and settings of the groups are those of the recipe and of this device.
+    groups = state.optimiser.state_dict()
+    state.optimiser.load_state_dict({**groups, "state": saved["optimiser"]["state"]})
     if state.annealer is not None:
         state.annealer.load_state_dict(saved["annealer"])
     order = saved["order"]
@@ -162,16 +130,3 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     state.loss.copy_(saved["sums"]["loss"])
     state.correct.copy_(saved["sums"]["right"])
     state.set_random_state(saved["generators"][parallel.rank()])
-
-
-def _load_optimiser(state: State, saved: dict[str, Any]) -> None:
-    optimiser = state.optimiser
-    # Rates and settings of the groups are those of the recipe and of this device.
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": saved["state"]})
-    for parameter, values in optimiser.state.items():
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                # A fused optimiser needs the memory layout of the parameter.
-                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-        if state.device.type == "cuda" and isinstance(values.get("step"), Tensor):
-            values["step"] = values["step"].to(state.device)

@@ -24,7 +24,7 @@ from softstair.train import checkpoint
 from softstair.train.optimiser import parameter_groups
 from softstair.train.options import REPLACED, describe
 from softstair.train.recipe import NoiseOptions, Recipe
-from softstair.train.records import RunError, read_json, recipe_of
+from softstair.train.records import RunError, recipe_of
 from softstair.train.state import State
 
 FEW_LEVELS = 3
@@ -150,8 +150,7 @@ def trained_network(
             f"{recipe.model!r}: pass `model`, or `own_code=True` if you trust it.",
             field="model",
         )
-    config = read_json(path, "config.json")
-    state = None if config is None else checkpoint.load_checkpoint(path, config)
+    state = checkpoint.load(path / "checkpoint")
     if recipe is None or state is None:
         hint = ", but folds: name one, such as fold-0" if (path / "fold-0").is_dir() else ""
         raise RunError(f"{str(path)!r} holds no trained network{hint}.")

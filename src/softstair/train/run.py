@@ -41,7 +41,6 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._config: dict[str, Any] = {}
         self._saved: tuple[int, int] | None = None
         self._saved_at, self._cost = time.monotonic(), 0.0
 
@@ -70,7 +69,6 @@ class Run:
 
     def begin(self, config: dict[str, Any], network: str) -> None:
         """Write config.json and network.txt, or raise RunError if they are of another run."""
-        self._config = config
         if rank() != 0:
             return
         if (begun := self.config) is not None:
@@ -95,7 +93,7 @@ class Run:
 
     def resume(self, state: State) -> None:
         """Load the newest checkpoint, if there is one, and rewrite metrics.jsonl to match it."""
-        saved = from_rank_zero(lambda: checkpoint.load_checkpoint(self.path, self._config))
+        saved = from_rank_zero(lambda: checkpoint.load(self.path / "checkpoint"))
         if saved is not None:
             checkpoint.load_state_dict(state, saved)
             self._saved = (state.epoch, state.step)
@@ -131,7 +129,6 @@ class Run:
         check_finite(state)
         saved = checkpoint.state_dict(state)
         if rank() == 0:
-            saved["origin"] = {name: self._config.get(name) for name in ("recipe", "data")}
             checkpoint.save(self.path / "checkpoint", saved)
         self._saved, self._saved_at = (state.epoch, state.step), time.monotonic()
         self._cost = self._saved_at - start
