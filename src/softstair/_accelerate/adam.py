@@ -77,7 +77,7 @@ def _adam(
     gradient = tl.load(gradient_ptr + offsets, mask=mask, other=0).to(tl.float32)
     row_ptr, table = _own(row_ptrs, first, LAYERS), _own(tables, first, LAYERS)
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
-    gradient *= evaluator.slope(weight, prepared, COUNT, FAMILY, False, False)
+    gradient *= evaluator.slope(weight, prepared, COUNT, FAMILY)
     mean_ptr, square_ptr = _own(mean_ptrs, first, LAYERS), _own(square_ptrs, first, LAYERS)
     mean = tl.load(mean_ptr + offsets, mask=mask, other=0)
     square = tl.load(square_ptr + offsets, mask=mask, other=0)

@@ -114,7 +114,7 @@ def _forward(
         word = z
         if FORWARD == "random":
             word = words[j]
-        y = evaluator.value(z, prepared, word, COUNT, FAMILY, FORWARD, False, False, True)
+        y = evaluator.value(z, prepared, word, COUNT, FAMILY, FORWARD, True)
         if POOL and j > 0:
             better = (y > best) | (y != y)
             best = tl.where(better, y, best)

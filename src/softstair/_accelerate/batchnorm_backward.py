@@ -70,7 +70,7 @@ def _load_dz(
     z = sums * scale + shift
     if SHORTCUT:
         z += tl.load(shortcut_ptr + offsets, mask=mask, other=0).to(tl.float32)
-    slope = evaluator.slope(z, prepared, COUNT, FAMILY, False, False)
+    slope = evaluator.slope(z, prepared, COUNT, FAMILY)
     return dy * slope, sums, argmax
 
 
@@ -189,7 +189,7 @@ def _stair_backward(
     x = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.float32)
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
-    slope = evaluator.slope(x, prepared, COUNT, FAMILY, False, False)
+    slope = evaluator.slope(x, prepared, COUNT, FAMILY)
     tl.store(dx_ptr + offsets, (dy * slope).to(dx_ptr.dtype.element_ty), mask=mask)
 
 

@@ -162,7 +162,7 @@ def _first_dz(
         found, own = first_sums(x_ptr, weights, source, count, HEIGHT, WIDTH, FIRST)
         sums = tl.where(argmax == j, found, sums) if j > 0 else found
         taps += (own,)  # type: ignore[assignment]
-    dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, False, False)
+    dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY)
     for j in tl.static_range(pixels):
         part = (tl.where(argmax == j, dz, 0.0) if POOL else dz).to(weights.dtype)
         products = tl.dot(tl.trans(taps[j]), part, products, input_precision=FIRST[PRECISION_AT])

@@ -283,7 +283,7 @@ def _is_stair(module: Any, of: type[StairModule]) -> bool:
     longer = module.longer_stair(in_quanta=True)
     if longer is not None and (axis is not None or len(longer) > FEW_LEVELS + 1):
         return False
-    known = len(stair) <= FEW_LEVELS + 1 or is_native(stair, torch.float32)
+    known = len(stair) <= FEW_LEVELS + 1 or is_native(stair)
     known = known and (axis is None or (axis == 0 and of is StairWeight))
     return known and stair.spacing is not None
 

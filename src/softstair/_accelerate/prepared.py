@@ -34,7 +34,7 @@ def prepare_from_row(row, table, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORW
             stair = (_add(thresholds, mean, COUNT), levels, rises)
             mean, low, high = 0.0, low + mean, high + mean
     else:
-        stair = prepare_line(table, mean, std, COUNT, FAMILY, False, FORWARD == "slope")
+        stair = prepare_line(table, mean, std, COUNT, FAMILY, FORWARD == "slope")
     return mean, std, inverse(std), stair, (low, high)
 
 
@@ -66,7 +66,7 @@ def _prepare_rows(
     """Write the row of one layer."""
     layer = tl.program_id(0)
     mean, std = tl.load(means + layer * mean_step), tl.load(stds + layer * std_step)
-    low, high = mode_limits(table, std, COUNT, FAMILY, False)
+    low, high = mode_limits(table, std, COUNT, FAMILY)
     row = rows + layer * 4
     tl.store(row, mean)
     tl.store(row + 1, std)

@@ -87,9 +87,9 @@ def kind(stair: Stair) -> str:
 
 
 @lru_cache(maxsize=4096)
-def is_native(stair: Stair, dtype: torch.dtype = torch.float32) -> bool:
+def is_native(stair: Stair) -> bool:
     """Whether the arithmetic of :mod:`softstair.kernels.triton.line` gives every threshold and
-    level of a line exactly, and finds the threshold nearest to any x, which has the dtype."""
+    level of a line exactly, and finds the threshold nearest to any x."""
     if kind(stair) != "line" or stair.axis is not None:
         return False
     row, count = table(stair, torch.device("cpu"))[0], len(stair) - 1
@@ -105,9 +105,6 @@ def is_native(stair: Stair, dtype: torch.dtype = torch.float32) -> bool:
     )
     error = thresholds.double() / unit - numbers[0]
     exact = torch.equal(product, thresholds) and torch.equal(value, levels)
-    # Random levels of 16 bits are computed without the rounding error of the rise.
-    if dtype != torch.float32:
-        exact = exact and torch.equal((numbers[1] * rise).to(dtype), levels.to(dtype))
     return exact and bool(error.abs().max() < 0.45)
 
 

@@ -1,7 +1,6 @@
 """Noise families and random numbers for blocks in Triton: :mod:`softstair.noise` on the device.
 
-``FAMILY`` is the name of the family, known at compile time; a block is float32. With ``HALF``
-(tensors of 16 bits) shorter approximations are used.
+``FAMILY`` is the name of the family, known at compile time; a block is float32.
 
 The normal tail is 2^{P(d)} with P of degree 8: an absolute error of 9·10⁻⁸ and a relative one of
 1 % up to nine standard deviations, at a fraction of the cost of the library's error function. The
@@ -40,15 +39,15 @@ ROUNDS = tl.constexpr(7)
 
 
 @triton.jit
-def tail(d, FAMILY: tl.constexpr, HALF: tl.constexpr = False):
-    """P(Z > d) for d ≥ 0; with HALF to 8·10⁻⁵."""
+def tail(d, FAMILY: tl.constexpr):
+    """P(Z > d) for d ≥ 0."""
     if FAMILY == "uniform":
         p = tl.maximum(0.5 - d * UNIFORM_DENSITY, 0.0)
     elif FAMILY == "triangular":
         rest = tl.maximum(1.0 - d * (1 / SQRT6), 0.0)
         p = 0.5 * rest * rest
     elif FAMILY == "normal":
-        p = _normal_tail(d, HALF)
+        p = _normal_tail(d)
     else:
         tl.static_assert(FAMILY == "logistic")
         p = _sigmoid(d * -RATE)
@@ -56,21 +55,15 @@ def tail(d, FAMILY: tl.constexpr, HALF: tl.constexpr = False):
 
 
 @triton.jit
-def _normal_tail(d, HALF: tl.constexpr):
-    if HALF:
-        p = -3.14127505e-02 * d - 4.78945881e-01
-        p = p * d - 1.14558661
-        p = tl.exp2(p * d - 1.00021672)
-    else:
-        p = -4.29584671e-07 * d + 8.88849951e-06
-        p = p * d - 3.79008894e-05
-        p = p * d - 4.92812384e-04
-        p = p * d + 7.51255706e-03
-        p = p * d - 5.27885138e-02
-        p = p * d - 4.59119408e-01
-        p = p * d - 1.15111501
-        p = tl.exp2(p * d - 0.999999823)
-    return p
+def _normal_tail(d):
+    p = -4.29584671e-07 * d + 8.88849951e-06
+    p = p * d - 3.79008894e-05
+    p = p * d - 4.92812384e-04
+    p = p * d + 7.51255706e-03
+    p = p * d - 5.27885138e-02
+    p = p * d - 4.59119408e-01
+    p = p * d - 1.15111501
+    return tl.exp2(p * d - 0.999999823)
 
 
 @triton.jit
@@ -165,14 +158,14 @@ def units_per_std(FAMILY: tl.constexpr, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def centred_cdf(z, FAMILY: tl.constexpr, HALF: tl.constexpr):
+def centred_cdf(z, FAMILY: tl.constexpr):
     """F − ½, an odd function, for triangular and normal noise."""
     if FAMILY == "triangular":
         rest = tl.maximum(1.0 - tl.abs(z), 0.0, propagate_nan=tl.PropagateNan.ALL)
         half = 0.5 - 0.5 * (rest * rest)
     else:
         tl.static_assert(FAMILY == "normal")
-        half = 0.5 - tail(tl.abs(z), "normal", HALF)
+        half = 0.5 - tail(tl.abs(z), "normal")
     return _copy_sign(half, z)
 
 
@@ -231,48 +224,10 @@ def pdf_scale(FAMILY: tl.constexpr):
 
 
 @triton.jit
-def draw_half(word, std, FAMILY: tl.constexpr):
-    """Noise of standard deviation ``std`` from 32 random bits, for tensors of 16 bits.
-
-    The inverse of the normal cdf at (1 + t)/2 is t·P(−log₂(1 − t²)). It loses at most 2·10⁻⁵ of a
-    probability, 3.4 standard deviations out, and a fifth of a tail of 3·10⁻⁵.
-    """
-    number = word.to(tl.int32, bitcast=True).to(tl.float32)
-    if FAMILY == "uniform":
-        z = number * (std * (SQRT3 * INSIDE))
-    elif FAMILY == "triangular":
-        rest = tl.abs(number) * -INSIDE + 1.0
-        z = std * _copy_sign(tl.sqrt(rest) * -SQRT6 + SQRT6, number)
-    elif FAMILY == "normal":
-        t = number * INSIDE
-        w = -_log2(1.0 - t * t)
-        # Factors that contain std are the same for all elements, so std costs them nothing.
-        p = (3.9733125e-05 * std) * w - 1.21143068e-03 * std
-        p = p * w + 7.45872777e-03 * std
-        p = p * w + 2.28268507e-01 * std
-        z = t * (p * w + 1.2530309 * std)
-    else:
-        tl.static_assert(FAMILY == "logistic")
-        z = (_log2(number * INSIDE + 1.0) - _log2(number * -INSIDE + 1.0)) * (std * (LN_2 / RATE))
-    return z
-
-
-@triton.jit
 def _copy_sign(value, sign):
     """``value`` ≥ 0 with the sign of ``sign``."""
     bit = sign.to(tl.uint32, bitcast=True) & 0x80000000
     return (value.to(tl.uint32, bitcast=True) | bit).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def random_words(seed, number, BLOCK: tl.constexpr, HALF: tl.constexpr):
-    """Four blocks of random 32-bit words, the ``number``-th quadruple of a seed."""
-    if HALF:
-        lane = tl.arange(0, BLOCK)
-        words = shared_words(seed, number * (BLOCK // 2), lane >> 1, (lane & 1) != 0)
-    else:
-        words = philox_words(seed, number, BLOCK)
-    return words
 
 
 @triton.jit

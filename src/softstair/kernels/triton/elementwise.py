@@ -3,8 +3,8 @@
 A kernel walks through memory in storage order, whatever the order of the dimensions: the channel of
 the element at offset p is (p // stride) % channels. A tile is ``UNROLL`` blocks of ``BLOCK``
 elements; a program takes one tile after another. Element i of block j in a tile takes word j of the
-i-th random quadruple (for 16 bits, with a neighbour: of the i/2-th), so that draws depend on seed
-and offset alone and not on how a kernel is launched.
+i-th random quadruple, so that draws depend on seed and offset alone and not on how a kernel is
+launched.
 
 The stair (a :func:`table <softstair.kernels.triton.table>`) and the noise are tensors on the
 device: nothing is read back, and changing the noise compiles nothing. ``KIND`` is one of those in
@@ -27,7 +27,7 @@ from softstair.kernels.triton.distributions import (
     INTERPRETED,
     IS_CUDA,
     nan_else,
-    random_words,
+    philox_words,
     uniform,
     valid_mean,
 )
@@ -50,80 +50,47 @@ def forward_kernel(
     x_ptr, y_ptr, saved_ptr, table, mean_ptr, std_ptr, seed_ptr, size, stride, channels,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, KIND: tl.constexpr,
     COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    HALF: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """y = the value of x; with COMPACT, saved = one byte per element that replaces x."""
     SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not PER_CHANNEL
     PREPARED: tl.constexpr = SCALAR and (KIND == "native" or COUNT <= general.FEW)
     LINE: tl.constexpr = "line" if KIND == "native" else KIND
-    CAN_BE_FAST: tl.constexpr = HALF and KIND == "native" and (FORWARD != "hard" or COMPACT)
     lane, zero = tl.arange(0, BLOCK), tl.full((), 0, tl.int64)
     seed = tl.load(seed_ptr) if FORWARD == "random" else 0
     if PREPARED:
         std = tl.load(std_ptr)
         mean = valid_mean(tl.load(mean_ptr), std)
-        prepared = prepare(table, mean, std, COUNT, FAMILY, FORWARD, HALF)
-        tensors = (x_ptr, y_ptr, saved_ptr, seed, size)
-        # A loop for either case: one loop for both would need the registers of both.
-        if CAN_BE_FAST and prepared[3][3]:
-            _forward_tiles(
-                tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, HALF, True, BLOCK, UNROLL
-            )
-        else:
-            _forward_tiles(
-                tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, HALF, False, BLOCK, UNROLL
-            )
-    else:
-        for tile in range(tl.program_id(0), tl.cdiv(size, UNROLL * BLOCK), tl.num_programs(0)):
-            number = zero + tile
-            first = number * (UNROLL * BLOCK)
-            left = size - first
-            blocks = _load(x_ptr + first, lane, left, BLOCK, UNROLL)
-            words = blocks
-            if FORWARD == "random":
-                words = random_words(seed, number, BLOCK, HALF)
-            for j in tl.static_range(UNROLL):
-                offsets = lane + j * BLOCK
-                channel = _channel(first, offsets, stride, channels, INT64)
-                row = channel * (3 * COUNT + 4) if PER_CHANNEL else 0
-                std = _load_noise(std_ptr, first, offsets, left, channel, STD)
-                mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
-                mean = valid_mean(mean, std)
-                x = _widen(blocks[j])
-                u = uniform(words[j]) if FORWARD == "random" else words[j]
-                y = general.value(x, table, row, mean, std, u, COUNT, FAMILY, FORWARD, LINE)
-                _store(y_ptr + first, offsets, left, y)
-                if COMPACT:
-                    bits = general.support(x, table, row, mean, std, COUNT, LINE)
-                    _store(saved_ptr + first, offsets, left, bits)
-
-
-@triton.jit
-def _forward_tiles(
-    tensors, prepared,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, COMPACT: tl.constexpr,
-    HALF: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """The forward pass of all tiles of this program, with prepared scalars."""
-    x_ptr, y_ptr, saved_ptr, seed, size = tensors
-    lane, zero = tl.arange(0, BLOCK), tl.full((), 0, tl.int64)
+        prepared = prepare(table, mean, std, COUNT, FAMILY, FORWARD)
     for tile in range(tl.program_id(0), tl.cdiv(size, UNROLL * BLOCK), tl.num_programs(0)):
         number = zero + tile
         first = number * (UNROLL * BLOCK)
         left = size - first
         blocks = _load(x_ptr + first, lane, left, BLOCK, UNROLL)
-        y_tile, saved_tile = y_ptr + first, saved_ptr + first
         words = blocks
         if FORWARD == "random":
-            words = random_words(seed, number, BLOCK, HALF)
+            words = philox_words(seed, number, BLOCK)
         for j in tl.static_range(UNROLL):
-            offsets = tl.arange(0, BLOCK) + j * BLOCK
+            offsets = lane + j * BLOCK
             x = _widen(blocks[j])
-            y = evaluator.value(x, prepared, words[j], COUNT, FAMILY, FORWARD, HALF, FAST, False)
-            _store(y_tile, offsets, left, y)
+            bits = x
+            if PREPARED:
+                y = evaluator.value(x, prepared, words[j], COUNT, FAMILY, FORWARD, False)
+                if COMPACT:
+                    bits = evaluator.support(x, prepared, COUNT)
+            else:
+                channel = _channel(first, offsets, stride, channels, INT64)
+                row = channel * (3 * COUNT + 4) if PER_CHANNEL else 0
+                std = _load_noise(std_ptr, first, offsets, left, channel, STD)
+                mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
+                mean = valid_mean(mean, std)
+                u = uniform(words[j]) if FORWARD == "random" else words[j]
+                y = general.value(x, table, row, mean, std, u, COUNT, FAMILY, FORWARD, LINE)
+                if COMPACT:
+                    bits = general.support(x, table, row, mean, std, COUNT, LINE)
+            _store(y_ptr + first, offsets, left, y)
             if COMPACT:
-                bits = evaluator.support(x, prepared, COUNT, FAST)
-                _store(saved_tile, offsets, left, bits)
+                _store(saved_ptr + first, offsets, left, bits)
 
 
 @triton.jit
@@ -131,7 +98,7 @@ def backward_kernel(
     dy_ptr, saved_ptr, dx_ptr, table, mean_ptr, std_ptr, size, stride, channels,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr,
     COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    HALF: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """dx = dy·slope, the slope from x or from the byte that replaces it."""
     SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not PER_CHANNEL
@@ -144,12 +111,13 @@ def backward_kernel(
     if SCALAR and FEW and not COMPACT:
         std = tl.load(std_ptr)
         mean = valid_mean(tl.load(mean_ptr), std)
-        prepared = prepare(table, mean, std, COUNT, FAMILY, "slope", HALF)
-        tensors = (blocks, gradients, dx_ptr + first, left)
-        if HALF and KIND == "native" and prepared[3][3]:
-            _backward_tile(tensors, prepared, COUNT, FAMILY, HALF, True)
-        else:
-            _backward_tile(tensors, prepared, COUNT, FAMILY, HALF, False)
+        prepared = prepare(table, mean, std, COUNT, FAMILY, "slope")
+        for j in tl.static_range(UNROLL):
+            x = _widen(blocks[j])
+            dx = _widen(gradients[j]) * evaluator.slope(x, prepared, COUNT, FAMILY)
+            if FAMILY == "uniform":
+                dx += nan_else(x, mean - mean)  # which comparisons lose
+            _store(dx_ptr + first, lane + j * BLOCK, left, dx)
     else:
         for j in tl.static_range(UNROLL):
             offsets = lane + j * BLOCK
@@ -165,24 +133,6 @@ def backward_kernel(
                 slope = general.slope(x, table, row, mean, std, COUNT, FAMILY, LINE)
             dx = _widen(gradients[j]) * slope
             _store(dx_ptr + first, offsets, left, dx)
-
-
-@triton.jit
-def _backward_tile(
-    tensors, prepared,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
-    """dy·slope for the blocks of a tile, with prepared scalars."""
-    blocks, gradients, dx_ptr, left = tensors
-    BLOCK: tl.constexpr = blocks[0].shape[0]
-    for j in tl.static_range(len(blocks)):
-        offsets = tl.arange(0, BLOCK) + j * BLOCK
-        x = _widen(blocks[j])
-        slope = evaluator.slope(x, prepared, COUNT, FAMILY, HALF, FAST)
-        dx = _widen(gradients[j]) * slope
-        if FAMILY == "uniform":
-            dx += nan_else(x, prepared[0] - prepared[0])  # which comparisons lose
-        _store(dx_ptr, offsets, left, dx)
 
 
 @triton.jit
@@ -250,7 +200,7 @@ def forward(
     y = torch.empty_like(x)
     saved = torch.empty_like(x, dtype=torch.uint8) if compact else x.new_empty(0, dtype=torch.uint8)
     x = _dense(x, y)
-    operands, channels, constants = _arguments(x, x.dtype, soft)
+    operands, channels, constants = _arguments(x, soft)
     tiles = triton.cdiv(x.numel(), UNROLL * BLOCK)
     is_cheap = strategy != "random" and constants["COUNT"] <= FEW_THRESHOLDS
     is_scalar = constants["STD"] == "scalar" and not constants["PER_CHANNEL"]
@@ -273,7 +223,7 @@ def backward(dy: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
     """Return dy·slope, in dy's dtype, which is x's; ``saved`` is x or the bytes that replace it."""
     dx = torch.empty_like(saved, dtype=dy.dtype)
     saved, dy = _dense(saved, dx), _dense(dy, dx)
-    operands, channels, constants = _arguments(saved, dy.dtype, soft)
+    operands, channels, constants = _arguments(saved, soft)
     compact = saved.dtype == torch.uint8
     unroll = 1 if compact or saved.numel() <= BLOCK else UNROLL
     constants |= {"COMPACT": compact, "UNROLL": unroll}
@@ -290,13 +240,10 @@ def _dense(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _arguments(
-    x: Tensor, dtype: torch.dtype, soft: SoftStair
+    x: Tensor, soft: SoftStair
 ) -> tuple[tuple[Tensor, ...], tuple[int, int], dict[str, Any]]:
-    """Return a kernel's (table, mean, std), (stride, channels) and constants.
-
-    ``x`` gives shape, strides and device; ``dtype`` is that of the values, which differs from x's
-    if x holds saved bytes.
-    """
+    """Return a kernel's (table, mean, std), (stride, channels) and constants; ``x`` gives shape,
+    strides and device."""
     stair, rows = soft.stair, table(soft.stair, x.device)
     mean, std = (_parameter(value, x.device) for value in (soft.mean, soft.std))
     axes = [] if stair.axis is None or len(rows) == 1 else [stair.axis % x.dim()]
@@ -306,11 +253,10 @@ def _arguments(
     constants = {
         "COUNT": len(stair) - 1,
         "FAMILY": FAMILIES[type(soft.noise)],
-        "KIND": "native" if is_native(stair, dtype) else kind(stair),
+        "KIND": "native" if is_native(stair) else kind(stair),
         "PER_CHANNEL": len(rows) > 1,
         "MEAN": mean_layout,
         "STD": std_layout,
-        "HALF": dtype.itemsize == 2,
         "INT64": x.numel() >= 2**31,
         "BLOCK": BLOCK,
     }

@@ -4,11 +4,9 @@ An element costs a few instructions per threshold and reads nothing from memory 
 comes from :func:`prepare <softstair.kernels.triton.prepare.prepare>` in the element-wise operator,
 and from another room, a row a layer, in fused layers.
 
-``HALF`` says that the tensor has 16 bits, which allow shorter approximations. ``FAST`` says that
-its noise is wide enough for those of a line, and no Dirac: one decision for a block. ``SELECT``
-says how NaN is kept: by a selection, with which the fused kernels need fewer registers (173 instead
-of 242), or by a sum, with which the element-wise ones do (96 instead of 116 for the mode of 16
-levels).
+``SELECT`` says how NaN is kept: by a selection, with which the fused kernels need fewer registers
+(173 instead of 242), or by a sum, with which the element-wise ones do (96 instead of 116 for the
+mode of 16 levels).
 """
 
 import triton
@@ -24,7 +22,6 @@ from softstair.kernels.triton.distributions import (
     bounded_exp2,
     centred_cdf,
     clamp,
-    draw_half,
     nan_else,
     pdf_scale,
     ppf,
@@ -39,42 +36,36 @@ from softstair.kernels.triton.general import EDGE, FEW, is_dirac, nan_bits
 @triton.jit
 def value(
     x, prepared, word,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
-    HALF: tl.constexpr, FAST: tl.constexpr, SELECT: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, SELECT: tl.constexpr,
 ):  # fmt: skip
     """The forward pass on a block of x in float32; ``word`` is random bits, for random alone."""
     mean, std, _, stair, _ = prepared
     if FORWARD == "hard":
-        result = _keep_nan(x, _hard(x, stair, 0.0, COUNT), 0.0, SELECT)
+        result = _keep_nan(x, _hard(x, stair, COUNT), 0.0, SELECT)
     elif FORWARD == "random":
-        result = _random(x, prepared, word, COUNT, FAMILY, HALF, FAST, SELECT)
-    elif FORWARD == "mode" and FAST:
-        result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT), mean, SELECT)
+        result = _random(x, prepared, word, COUNT, FAMILY, SELECT)
     elif FORWARD == "mode":
         result = _keep_nan(x, _mode(x - mean, prepared, COUNT), mean, SELECT)
     else:
         tl.static_assert(FORWARD == "expectation")
         # One branch for the whole block: soft noise does not pay for the look-up.
-        if not FAST and is_dirac(std):
-            result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT), mean, SELECT)
+        if is_dirac(std):
+            result = _keep_nan(x, _hard(x - mean, stair, COUNT), mean, SELECT)
         elif COUNT <= FEW:
-            result = _expectation(x, prepared, COUNT, FAMILY, HALF)
+            result = _expectation(x, prepared, COUNT, FAMILY)
         else:
-            result = line.expectation(x, stair, mean, std, COUNT, FAMILY, HALF, FAST)
+            result = line.expectation(x, stair, mean, std, COUNT, FAMILY)
         if FAMILY == "uniform":
             result += nan_else(x, mean - mean)
     return result
 
 
 @triton.jit
-def slope(
-    x, prepared,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
+def slope(x, prepared, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """d/dx E[σ(x − ν)] on a block of x in float32; 0 for a Dirac."""
     mean, std, scale, stair, _ = prepared
     if FAMILY == "uniform":
-        total = _uniform_slope(x, prepared, COUNT, FAST)
+        total = _uniform_slope(x, prepared, COUNT)
     elif COUNT <= FEW:
         thresholds, _, rises = stair
         factor = scale * pdf_scale(FAMILY)
@@ -82,17 +73,17 @@ def slope(
         sharp = tl.where(is_dirac(std), 1.0, scale) * units_per_std(FAMILY, True)
         total = tl.zeros_like(x)
         for k in tl.static_range(COUNT):
-            z = _z(x, mean, thresholds[k], sharp, 0.0, HALF)
+            z = ((x - mean) - thresholds[k]) * sharp
             total += (rises[k] * factor) * scaled_pdf(z, FAMILY)
     else:
         _, rise, _, _, _ = stair[1]
         factor = scale * pdf_scale(FAMILY) * rise
-        total = line.slope(x, stair, mean, factor, FAMILY, FAST)
+        total = line.slope(x, stair, mean, factor, FAMILY)
     return total
 
 
 @triton.jit
-def _uniform_slope(x, prepared, COUNT: tl.constexpr, FAST: tl.constexpr):
+def _uniform_slope(x, prepared, COUNT: tl.constexpr):
     mean, std, scale, stair, _ = prepared
     density = scale * UNIFORM_DENSITY
     if COUNT <= FEW:
@@ -103,7 +94,7 @@ def _uniform_slope(x, prepared, COUNT: tl.constexpr, FAST: tl.constexpr):
             total += tl.where(inside, rises[k] * density, 0.0)
     else:
         _, rise, _, _, _ = stair[1]
-        count = line.support(x, stair, mean, std, COUNT, FAST)
+        count = line.support(x, stair, mean, std, COUNT)
         total = count.to(tl.float32) * (rise * density)
     return total
 
@@ -117,7 +108,7 @@ def _depth(x, mean, std, threshold):
 
 
 @triton.jit
-def support(x, prepared, COUNT: tl.constexpr, FAST: tl.constexpr):
+def support(x, prepared, COUNT: tl.constexpr):
     """Which thresholds have x in the support of their uniform noise, as in :mod:`general`."""
     mean, std, _, stair, _ = prepared
     kept = nan_else(x, mean - mean)
@@ -129,7 +120,7 @@ def support(x, prepared, COUNT: tl.constexpr, FAST: tl.constexpr):
             total += tl.minimum(tl.maximum(depth * 3e38, 0.0), 1.0) * (1 << k)
         bits = total.to(tl.int32, bitcast=True)
     else:
-        bits = line.support(x, stair, mean, std, COUNT, FAST)
+        bits = line.support(x, stair, mean, std, COUNT)
     # One instruction on CUDA, where all bits of NaN are 1.
     return bits if IS_CUDA and COUNT != FEW else tl.where(kept != kept, nan_bits(COUNT), bits)
 
@@ -141,15 +132,15 @@ def _keep_nan(x, result, mean, SELECT: tl.constexpr):
 
 
 @triton.jit
-def _hard(x, stair, shift, COUNT: tl.constexpr):
-    """σ(x − shift): looked up, or on the line, never summed."""
+def _hard(x, stair, COUNT: tl.constexpr):
+    """σ(x): looked up, or on the line, never summed."""
     if COUNT <= FEW:
         thresholds, levels, _ = stair
-        result = tl.where(x >= thresholds[0] + shift, levels[1], levels[0])
+        result = tl.where(x >= thresholds[0], levels[1], levels[0])
         for k in tl.static_range(1, COUNT):
-            result = tl.where(x >= thresholds[k] + shift, levels[k + 1], result)
+            result = tl.where(x >= thresholds[k], levels[k + 1], result)
     else:
-        result = line.hard(x - shift, stair, COUNT)
+        result = line.hard(x, stair, COUNT)
     return result
 
 
@@ -175,31 +166,22 @@ def _mode(x, prepared, COUNT: tl.constexpr):
 
 @triton.jit
 def _random(
-    x, prepared, word,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
-    SELECT: tl.constexpr,
+    x, prepared, word, COUNT: tl.constexpr, FAMILY: tl.constexpr, SELECT: tl.constexpr
 ):  # fmt: skip
     """σ(x − ν), with ν drawn from the random bits; NaN for NaN."""
     mean, std, _, stair, _ = prepared
     std = tl.where(is_dirac(std), 0.0, std)
-    if FAST:
-        result = line.random(x, stair, mean, std, word, COUNT, FAMILY)
-    elif HALF:
-        moved = x - draw_half(word, std, FAMILY)
-        result = _keep_nan(x, _hard(moved, stair, mean, COUNT), mean, SELECT)
+    if FAMILY == "uniform":
+        width = std * (2 * SQRT3)
+        # Significands lie in [1, 2); the shift to the mean is the same for all elements.
+        moved = (x - (mean - (1.5 - 0.5 / 8388608) * width)) - width * significand(word)
     else:
-        if FAMILY == "uniform":
-            width = std * (2 * SQRT3)
-            # Significands lie in [1, 2); the shift to the mean is the same for all elements.
-            moved = (x - (mean - (1.5 - 0.5 / 8388608) * width)) - width * significand(word)
-        else:
-            moved = (x - mean) - std * ppf(uniform(word), FAMILY)
-        result = _keep_nan(x, _hard(moved, stair, 0.0, COUNT), mean, SELECT)
-    return result
+        moved = (x - mean) - std * ppf(uniform(word), FAMILY)
+    return _keep_nan(x, _hard(moved, stair, COUNT), mean, SELECT)
 
 
 @triton.jit
-def _expectation(x, prepared, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr):
+def _expectation(x, prepared, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """q₀ + Σₖ (qₖ − qₖ₋₁)·F((x − mean − θₖ)/β) of few thresholds."""
     mean, _, scale, stair, _ = prepared
     thresholds, levels, rises = stair
@@ -207,8 +189,8 @@ def _expectation(x, prepared, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: t
     if FAMILY == "logistic" and COUNT == 2:
         # Two terms with one reciprocal.
         rate = scale * -(RATE * LOG2_E)
-        a = 1.0 + bounded_exp2(_z(x, mean, thresholds[0], rate, 0.0, HALF))
-        b = 1.0 + bounded_exp2(_z(x, mean, thresholds[1], rate, 0.0, HALF))
+        a = 1.0 + bounded_exp2(((x - mean) - thresholds[0]) * rate)
+        b = 1.0 + bounded_exp2(((x - mean) - thresholds[1]) * rate)
         root = tl.rsqrt(a * b)
         total = lowest + (rises[0] * b + rises[1] * a) * root * root
     else:
@@ -219,33 +201,19 @@ def _expectation(x, prepared, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: t
                 start += 0.5 * rises[k]
         total = tl.zeros_like(x) + start
         for k in tl.static_range(COUNT):
-            total += _term(x, mean, thresholds[k], scale, rises[k], FAMILY, HALF)
-    if not HALF:
-        # Rounding may exceed the end levels; 16 bits round it back.
-        total = clamp(total, lowest, highest)
-    return total
+            total += _term((x - mean) - thresholds[k], scale, rises[k], FAMILY)
+    return clamp(total, lowest, highest)  # which rounding may exceed
 
 
 @triton.jit
-def _term(x, mean, threshold, scale, rise, FAMILY: tl.constexpr, HALF: tl.constexpr):
+def _term(distance, scale, rise, FAMILY: tl.constexpr):
     """rise·F, or rise·(F − ½) for normal and triangular noise."""
     if FAMILY == "uniform":
-        z = _z(x, mean, threshold, scale * UNIFORM_DENSITY, 0.5, HALF)
+        z = distance * (scale * UNIFORM_DENSITY) + 0.5
         term = rise * tl.minimum(tl.maximum(z, 0.0), 1.0)
     elif FAMILY == "logistic":
-        root = tl.rsqrt(1.0 + tl.exp2(_z(x, mean, threshold, scale * -(RATE * LOG2_E), 0.0, HALF)))
+        root = tl.rsqrt(1.0 + tl.exp2(distance * (scale * -(RATE * LOG2_E))))
         term = rise * root * root
     else:
-        sharp = scale * units_per_std(FAMILY, False)
-        term = rise * centred_cdf(_z(x, mean, threshold, sharp, 0.0, HALF), FAMILY, HALF)
+        term = rise * centred_cdf(distance * (scale * units_per_std(FAMILY, False)), FAMILY)
     return term
-
-
-@triton.jit
-def _z(x, mean, threshold, scale, plus: tl.constexpr, HALF: tl.constexpr):
-    """(x − mean − θ)·scale + plus; one multiply-add where the difference need not be exact."""
-    if HALF:
-        z = x * scale + (plus - (threshold + mean) * scale)
-    else:
-        z = ((x - mean) - threshold) * scale + plus
-    return z

@@ -10,8 +10,7 @@ terms are functions of numbers that grow by one factor from threshold to thresho
 exponential.
 
 The nearest threshold, and the first of a window, is exactly that of the table; further ones in the
-window are on a line with it. For tensors of 16 bits, ``FAST`` does without: it takes x for a
-position along the line, which is precise enough unless the noise is very narrow.
+window are on a line with it.
 """
 
 import triton
@@ -23,12 +22,10 @@ from softstair.kernels.triton.distributions import (
     bounded_exp2,
     centred_cdf,
     clamp,
-    draw_half,
     nan_else,
     scaled_pdf,
 )
 from softstair.kernels.triton.general import EDGE
-from softstair.kernels.triton.prepare import LINE_EDGE
 
 INTEGER = tl.constexpr(12582912.0)
 """1.5·2²³, where float32 holds integers only: adding it rounds."""
@@ -43,62 +40,40 @@ def hard(x, stair, COUNT: tl.constexpr):
 
 
 @triton.jit
-def random(x, stair, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """σ(x − ν) with FAST; NaN for NaN."""
-    thresholds, levels, _, _ = stair
-    lowest, rise, _, _, _ = levels
-    first, _, per_unit, _ = thresholds
-    per_line = per_unit * (1 / COUNT)
-    moved = x - draw_half(word, std, FAMILY)
-    along = moved * per_line + ((0.5 - first) * (1 / COUNT) - mean * per_line)
-    along = tl.minimum(tl.maximum(along, 0.0), 1.0)
-    # Half a level is added last, where it is fused with the product, and restores NaN.
-    integer = tl.ceil(lowest)
-    rest = nan_else(x, (lowest - integer) * rise + (mean - mean))
-    return ((along * COUNT + INTEGER) - (INTEGER - integer)) * rise + rest
-
-
-@triton.jit
-def support(x, stair, mean, std, COUNT: tl.constexpr, FAST: tl.constexpr):
+def support(x, stair, mean, std, COUNT: tl.constexpr):
     """How many thresholds have x in the support of their uniform noise; 255 in the last byte for
     NaN, whose bits are all 1 on CUDA."""
-    _, _, _, low, high = _uniform_window(x, stair, mean, std, COUNT, FAST)
+    _, _, _, low, high = _uniform_window(x, stair, mean, std, COUNT)
     high += nan_else(x, mean - mean)
     return high.to(tl.int32, bitcast=True) - low.to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def expectation(
-    x, stair, mean, std,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
+def expectation(x, stair, mean, std, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """q₀ + rise·Σₖ F((x − mean − θₖ)/β); an arithmetic progression under uniform noise."""
-    _, levels, window, _ = stair
+    _, levels, window = stair
     _, rise, lowest, highest, _ = levels
     if FAMILY == "uniform":
-        number, position, half, low, high = _uniform_window(x, stair, mean, std, COUNT, FAST)
+        number, position, half, low, high = _uniform_window(x, stair, mean, std, COUNT)
         count, low = high - low, low - INTEGER
         # The mean of F over the thresholds in the support, if there are any.
         average = (position - (low + 0.5 * count)) * (0.5 / half) + (0.5 + 0.25 / half)
         average = tl.minimum(tl.maximum(average, 0.0), 1.0)
         result = lowest + rise * (count * average + (low + number))
     else:
-        start, z = _window_start(x, stair, mean, FAST)
+        start, z = _window_start(x, stair, mean)
         # The terms are F − ½; the halves are added here.
         _, _, _, _, _, _, half_terms = window
         middle = lowest + rise * half_terms
-        result = middle + rise * _sum_of_centred_cdfs(start, z, window, FAMILY, HALF)
-    if not HALF:
-        # Rounding may exceed the end levels; 16 bits round it back.
-        result = clamp(result, lowest, highest)
-    return result
+        result = middle + rise * _sum_of_centred_cdfs(start, z, window, FAMILY)
+    return clamp(result, lowest, highest)  # which rounding may exceed
 
 
 @triton.jit
-def slope(x, stair, mean, factor, FAMILY: tl.constexpr, FAST: tl.constexpr):
+def slope(x, stair, mean, factor, FAMILY: tl.constexpr):
     """factor·Σₖ of :func:`scaled_pdf`; not for uniform noise."""
     terms, _, _, _, _, step, _ = stair[2]
-    _, z = _window_start(x, stair, mean, FAST)
+    _, z = _window_start(x, stair, mean)
     total = tl.zeros_like(x)
     if FAMILY == "logistic":
         odds = bounded_exp2(z)
@@ -119,7 +94,10 @@ def slope(x, stair, mean, factor, FAMILY: tl.constexpr, FAST: tl.constexpr):
 def _nearest(x, stair, COUNT: tl.constexpr):
     """(number of the threshold nearest to x, x minus that threshold)."""
     first, _, per_unit, _ = stair[0]
-    number = _steps(x, per_unit, -first, COUNT - 1) - INTEGER
+    HIGHEST: tl.constexpr = COUNT - 1
+    # Scaled to [0, 1]: a GPU saturates products there at no cost.
+    along = x * (per_unit * (1 / HIGHEST)) - first * (1 / HIGHEST)
+    number = (tl.minimum(tl.maximum(along, 0.0), 1.0) * HIGHEST + INTEGER) - INTEGER
     return number, x - _threshold(number, stair)
 
 
@@ -142,15 +120,7 @@ def _product(number, step, rest):
 
 
 @triton.jit
-def _steps(x, per_unit, shift, HIGHEST: tl.constexpr):
-    """The integer nearest to x·per_unit + shift, clamped to [0, HIGHEST], plus ``INTEGER``."""
-    # Scaled to [0, 1]: a GPU saturates products there at no cost.
-    along = x * (per_unit * (1 / HIGHEST)) + shift * (1 / HIGHEST)
-    return tl.minimum(tl.maximum(along, 0.0), 1.0) * HIGHEST + INTEGER
-
-
-@triton.jit
-def _uniform_window(x, stair, mean, std, COUNT: tl.constexpr, FAST: tl.constexpr):
+def _uniform_window(x, stair, mean, std, COUNT: tl.constexpr):
     """(number, position, half, low, high) under uniform noise.
 
     ``number`` is a threshold's, ``position`` is that of x relative to it and ``half`` the
@@ -158,40 +128,27 @@ def _uniform_window(x, stair, mean, std, COUNT: tl.constexpr, FAST: tl.constexpr
     the support of x and below its upper end, counted from ``number``, plus ``INTEGER``. They are
     equal beyond the stair and for NaN.
     """
-    first, _, per_unit, _ = stair[0]
+    _, _, per_unit, _ = stair[0]
     half = std * SQRT3 * per_unit
-    if FAST:
-        number, position = 0.0, x * per_unit - (first + mean * per_unit)
-        # A little to the left, as with EDGE, but by more than rounding errors.
-        middle = (0.5 + LINE_EDGE * COUNT) - (first + mean * per_unit)
-        low = _steps(x, per_unit, middle - half, COUNT)
-        high = _steps(x, per_unit, middle + half, COUNT)
-    else:
-        number, distance = _nearest(x - mean, stair, COUNT)
-        position = distance * per_unit
-        top = COUNT - number
-        low = tl.maximum(position + (0.5 - half * (1.0 - EDGE)), -number)
-        high = tl.maximum(position + (0.5 + half * (1.0 + EDGE)), -number)
-        low, high = tl.minimum(low, top) + INTEGER, tl.minimum(high, top) + INTEGER
-    return number, position, half, low, high
+    number, distance = _nearest(x - mean, stair, COUNT)
+    position = distance * per_unit
+    top = COUNT - number
+    low = tl.maximum(position + (0.5 - half * (1.0 - EDGE)), -number)
+    high = tl.maximum(position + (0.5 + half * (1.0 + EDGE)), -number)
+    return number, position, half, tl.minimum(low, top) + INTEGER, tl.minimum(high, top) + INTEGER
 
 
 @triton.jit
-def _window_start(x, stair, mean, FAST: tl.constexpr):
+def _window_start(x, stair, mean):
     """(number of the window's first threshold, x minus that threshold)."""
-    first, _, _, _ = stair[0]
-    _, scale, shift, last_start, sharp, step, _ = stair[2]
+    _, scale, shift, last_start, sharp, _, _ = stair[2]
     along = tl.minimum(tl.maximum(x * scale + shift, 0.0), 1.0)
     start = (along * last_start + INTEGER) - INTEGER
-    if FAST:
-        z = (x * sharp - (first * step + mean * sharp)) - start * step
-    else:
-        z = ((x - mean) - _threshold(start, stair)) * sharp
-    return start, z
+    return start, ((x - mean) - _threshold(start, stair)) * sharp
 
 
 @triton.jit
-def _sum_of_centred_cdfs(start, z, window, FAMILY: tl.constexpr, HALF: tl.constexpr):
+def _sum_of_centred_cdfs(start, z, window, FAMILY: tl.constexpr):
     """start + Σ (F − ½) over the window."""
     terms, _, _, _, _, step, half_terms = window
     total = start
@@ -211,6 +168,6 @@ def _sum_of_centred_cdfs(start, z, window, FAMILY: tl.constexpr, HALF: tl.conste
             total += root * root
     else:
         for _ in range(terms):
-            total += centred_cdf(z, FAMILY, HALF)
+            total += centred_cdf(z, FAMILY)
             z -= step
     return total

@@ -10,13 +10,12 @@ noise from its mean and std, and return scalars, which a GPU keeps in registers:
 
 - ``stair`` has two forms. With up to ``FEW`` thresholds it is (thresholds, levels, rises), each a
   tuple of scalars. More thresholds must be a line, that is, equally spaced like their levels:
-  (thresholds, levels, window, fast), which :func:`prepare_line` describes.
+  (thresholds, levels, window), which :func:`prepare_line` describes.
 - ``limits`` is (low, high). Only the mode, the likeliest level, reads it: under symmetric,
   log-concave noise the mode is σ with its thresholds clamped to (low, high).
   :func:`softstair.kernels.cpu.mode_limits` explains why.
 
-``HALF`` says that the tensor has 16 bits, and ``FAST`` that the ``fast`` of a line is true. A Dirac
-is noise whose std is too small to divide by.
+A Dirac is noise whose std is too small to divide by.
 
 The element-wise operator calls :func:`prepare` at the start of each program.
 """
@@ -33,28 +32,18 @@ TIE = tl.constexpr(8 * 1.1920928955078125e-07)
 """Probabilities that differ by less than this, 8 ulp of 1, count as equal."""
 POINTS = tl.constexpr(128)
 """Distances that are compared in one round of the search in :func:`_margin`."""
-LINE_EDGE = tl.constexpr(2.0**-21)
-"""How far FAST lines move the edges of uniform supports to the left, as a fraction of the line's
-length: an edge between two supports belongs to the upper one. Elsewhere ``EDGE`` does this."""
 
 
 @triton.jit
-def prepare(
-    table, mean, std,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
+def prepare(table, mean, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr):
     """Return ``prepared``; FORWARD is the forward strategy, or "slope" for the backward pass."""
     if COUNT <= FEW:
         stair = prepare_few(table, COUNT)
     else:
-        stair = prepare_line(table, mean, std, COUNT, FAMILY, HALF, FORWARD == "slope")
+        stair = prepare_line(table, mean, std, COUNT, FAMILY, FORWARD == "slope")
     limits = (mean, mean)  # placeholders: only the mode reads limits
     if FORWARD == "mode":
-        limits = mode_limits(table, std, COUNT, FAMILY, HALF)
-        if COUNT > FEW:
-            # FAST does not clamp to the limits, which must therefore be the end thresholds.
-            thresholds, levels, window, fast = stair
-            stair = (thresholds, levels, window, fast & (limits[0] == tl.load(table)))
+        limits = mode_limits(table, std, COUNT, FAMILY)
     return mean, std, inverse(std), stair, limits
 
 
@@ -74,11 +63,8 @@ def _scalars(pointer, COUNT: tl.constexpr):
 
 
 @triton.jit
-def prepare_line(
-    table, mean, std,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, SLOPE: tl.constexpr,
-):  # fmt: skip
-    """Return (thresholds, levels, window, fast) for :mod:`softstair.kernels.triton.line`.
+def prepare_line(table, mean, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, SLOPE: tl.constexpr):
+    """Return (thresholds, levels, window) for :mod:`softstair.kernels.triton.line`.
 
     A line is computed instead of loaded. Threshold n, counted from 0, is (n + first)·unit, with an
     integer or half-integer ``first``; level n is (n + first)·rise, with another ``first``.
@@ -89,8 +75,6 @@ def prepare_line(
       that the noise reaches from x only: ``terms`` neighbours, the first of which has the number
       round(last_start·clamp(x·scale + shift, 0, 1)). A distance times ``sharp`` is in the units of
       :mod:`softstair.kernels.triton.distributions`, and ``step`` is ``unit`` times ``sharp``.
-    - fast: whether the noise is so wide that positions along the line are precise enough for
-      tensors of 16 bits.
     """
     unit, rise = tl.load(table + 3 * COUNT + 1), tl.load(table + 2 * COUNT + 1)
     rise_rest, unit_rest = tl.load(table + 3 * COUNT + 2), tl.load(table + 3 * COUNT + 3)
@@ -100,18 +84,13 @@ def prepare_line(
     levels = (_in_units(lowest, rise), rise, lowest, highest, rise_rest)
     # Any finite number will do for a Dirac: its terms are not used, or multiplied by 0.
     sharp = tl.where(is_dirac(std), 1.0, inverse(std)) * units_per_std(FAMILY, SLOPE)
-    terms = _window_size(std, unit, COUNT, FAMILY, HALF, SLOPE)
+    terms = _window_size(std, unit, COUNT, FAMILY, SLOPE)
     last_start = COUNT - terms
     per_start = 1.0 / tl.maximum(last_start, 1.0)
     scale = per_start / unit
     shift = -(first + 0.5 * (terms - 1.0)) * per_start - mean * scale
     window = (terms.to(tl.int32), scale, shift, last_start, sharp, unit * sharp, 0.5 * terms)
-    fast = terms < 0  # False, as a value of Triton
-    if HALF:
-        # As a fraction of the line's length, because FAST computes positions as such fractions.
-        smallest_std = 1000 * LINE_EDGE if FAMILY == "uniform" else 6e-5
-        fast = std > smallest_std * COUNT * unit
-    return thresholds, levels, window, fast
+    return thresholds, levels, window
 
 
 @triton.jit
@@ -121,39 +100,37 @@ def _in_units(value, unit):
 
 
 @triton.jit
-def _window_size(
-    std, unit, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, SLOPE: tl.constexpr
-):
+def _window_size(std, unit, COUNT: tl.constexpr, FAMILY: tl.constexpr, SLOPE: tl.constexpr):
     """Return how many neighbouring thresholds the noise reaches from any x, from 1 to COUNT.
 
     ``reach`` is the end of the support, in standard deviations. Unbounded noise is cut off where
-    2·10⁻⁸ of a rise is left (for SLOPE, of the largest slope); for 16 bits, 10⁻⁴. A size that
-    exceeds an integer by less than 10⁻⁴ is rounded down.
+    2·10⁻⁸ of a rise is left (for SLOPE, of the largest slope). A size that exceeds an integer by
+    less than 10⁻⁴ is rounded down.
     """
     if FAMILY == "uniform":
         reach = SQRT3
     elif FAMILY == "triangular":
         reach = SQRT6
     elif FAMILY == "normal":
-        reach = (4.3 if SLOPE else 3.72) if HALF else (5.9 if SLOPE else 5.5)
+        reach = 5.9 if SLOPE else 5.5
     else:
-        reach = (5.85 if SLOPE else 5.1) if HALF else (10.5 if SLOPE else 9.8)
+        reach = 10.5 if SLOPE else 9.8
     terms = tl.ceil(std * (2.0 * reach) / unit - 1e-4)
     return tl.minimum(tl.maximum(terms, 1.0), COUNT * 1.0)
 
 
 @triton.jit
-def mode_limits(table, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr):
+def mode_limits(table, std, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """Return (low, high): the end thresholds, moved inwards by the margin of the mode."""
     low, high = tl.load(table), tl.load(table + COUNT - 1)
     margin = low * 0.0
     if COUNT > 1:
-        margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY, HALF)
+        margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY)
     return low + margin, high - margin
 
 
 @triton.jit
-def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr):
+def _margin(first, last, spacing, std, FAMILY: tl.constexpr):
     """Return the margin of the mode, at most half of the distance between first and last threshold.
 
     For x above the first threshold by less than the margin, the lowest level is likelier than the
@@ -168,7 +145,7 @@ def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr)
         scale = inverse(std)
         point = tl.arange(1, POINTS + 1).to(tl.float32)
         margin, step = half_length * 0.0, half_length * (1 / POINTS)
-        for _ in tl.static_range(3 if HALF else 4):
+        for _ in tl.static_range(4):
             distance = margin + point * step
             within_bin = distance - tl.floor(distance / spacing) * spacing
             end_probability = tail(distance * scale, FAMILY)
