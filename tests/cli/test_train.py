@@ -264,22 +264,6 @@ def test_all_examples_with_a_start_and_a_teacher_that_are_trained_first(
     assert json.loads(Path("t/start/summary.json").read_text())["epochs"] == 1
 
 
-def test_run_does_not_decide_which_code_is_called(run: Run) -> None:
-    Path("mine.py").write_text(MODEL)
-    own = ["--model", "mine:build"]
-    assert run("train", *SHORT, *own, "--out", "r")[0] == 0
-    Path("r/summary.json").unlink()
-    Path("called").unlink()
-    resume = ["train", "--resume", "--out", "r"]
-    assert "give --model mine:build again if you trust it" in run.rejected(*resume)
-    assert not Path("called").exists()
-    assert run(*resume, *own)[0] == 0
-    assert Path("called").exists()
-    Path("called").unlink()
-    assert run(*resume)[0] == 0, "it is finished: nothing is called"
-    assert not Path("called").exists()
-
-
 OWN = """
 import math
 import torch
@@ -317,25 +301,22 @@ def test_noise_schedule_and_loss_of_ones_own(run: Run) -> None:
     stds = [[std for _, std in line["noise"]] for line in metrics("r")]
     assert stds == [[0.25] * 3, [0.125] * 3]
     assert metrics("r")[0]["train_loss"] < 0.9  # ten classes: cross entropy begins at 2.3
-    # Loading calls no code, and training goes on only if all of it is named again.
+    # Loading calls no code; training goes on with it.
     Path("own.py").unlink()
     sys.modules.pop("own")
     assert not trained_network("r", load("digits").sample(150)).training
     Path("own.py").write_text(OWN)
     Path("r/summary.json").unlink()
-    resume = ["train", "--resume", "--out", "r"]
-    assert "--noise own:Laplace" in run.rejected(*resume)
-    assert "--noise-schedule own:H" in run.rejected(*resume, *own[:2])
-    assert "own" not in sys.modules
-    assert run(*resume, *own)[0] == 0
+    assert run("train", "--resume", "--out", "r")[0] == 0
+    assert "own" in sys.modules
     assert "one number" in run.rejected(*words, "--loss", "own:vector", "--out", "s")
 
 
 def test_estimator_of_ones_own(run: Run) -> None:
     Path("own.py").write_text(OWN)
     words = ["train", *SHORT, "--noise", "own:estimator", "--std0", "0.45"]
-    assert "--static-std must be True" in run.rejected(*words)
     assert run(*words, "--static-std", "--epochs", 1, "--out", "r")[0] == 0
+    assert "--static-std must be True" in run.rejected(*words)  # its module is compiled by now
     assert "Logistic()" in Path("r/network.txt").read_text()
 
 
@@ -370,21 +351,6 @@ def test_interrupt_after_the_training_names_the_run(
     assert "before anything was saved" not in err
 
 
-def test_all_own_code_is_confirmed_in_one_message(run: Run) -> None:
-    Path("confirmed.py").write_text(
-        f"{MODEL}\n\ndef load():\n    from softstair.data import load\n    return load('digits')\n"
-        "\n\ndef loss():\n    return nn.CrossEntropyLoss()\n"
-    )
-    own = ["--data", "confirmed:load", "--model", "confirmed:build", "--loss", "confirmed:loss"]
-    assert run("train", *SHORT, "--label-smoothing", 0, *own, "--out", "r")[0] == 0
-    Path("r/summary.json").unlink()
-    for given in ([], own[:2], own[:4]):
-        error = run.rejected("train", "--resume", "--out", "r", *given)
-        assert f"give {' '.join(own)} again if you trust it" in error
-        assert all((name in error.partition(": give")[0]) for name in own[1 + len(given) :: 2])
-    assert run("train", "--resume", "--out", "r", *own)[0] == 0
-
-
 def test_folds_continue_from_whichever_was_begun(run: Run) -> None:
     Path("mine.py").write_text(MODEL)
     own = ["--model", "mine:build"]
@@ -395,11 +361,10 @@ def test_folds_continue_from_whichever_was_begun(run: Run) -> None:
     shutil.rmtree("x/fold-0")
     Path("x/fold-2/summary.json").unlink()
     resume = ["train", "--resume", *folds]
-    assert "if you trust it" in run.rejected(*resume)
     shutil.copytree("x/fold-1", "x/fold-0")  # finished, but not what its name says
-    assert "fold" in run.rejected(*resume, *own)
+    assert "fold" in run.rejected(*resume)
     shutil.rmtree("x/fold-0")
-    assert run(*resume, *own)[0] == 0
+    assert run(*resume)[0] == 0
     assert [Path(f"x/fold-{fold}/metrics.jsonl").read_bytes() for fold in range(3)] == before
     # Folds and a single run are not mixed up.
     assert "--every-fold" in run.rejected("train", *SHORT, "--resume", "--out", "x")

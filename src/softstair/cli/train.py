@@ -12,7 +12,7 @@ from typing import Any, Literal
 from softstair._check import integer
 from softstair._errors import SoftstairError
 from softstair._files import output_file
-from softstair.cli._args import flag, spelling, words_of
+from softstair.cli._args import flag, words_of
 from softstair.cli._mean import FEWEST, mean_of
 from softstair.cli._progress import Progress, Stoppable, same_command
 from softstair.cli._table import bars, plural, print_line, print_table
@@ -90,7 +90,6 @@ class Command:
         if "preset" in given:
             base = replace(base, recipe=preset(given["preset"]))
         elif (recipe := _begun(given)) is not None:
-            _check_trusted(recipe, given)
             return replace(base, recipe=recipe, resume=True)
         elif given.get("resume") and not given.keys() & {*FIELDS} and "out" in given:
             _check_begun(given["out"])
@@ -220,9 +219,6 @@ class Command:
             same = same_command("train", launch_command())
             return f"{same} --resume --out {shlex.quote(str(out))}" if is_first else ""
         words = [*launch_command(), "softstair", "train", "--resume", "--out", str(out)]
-        # A run directory may come from anybody: the user names own code again.
-        for name, function in self.recipe.own_code.items():
-            words += [spelling(name), function]
         names = ["every_fold", "data_dir", "device", "jobs", "tensorboard"]
         # A run keeps its threads; folds that are not begun need the flag.
         names += ["threads"] if self.every_fold else []
@@ -276,24 +272,6 @@ def _check_begun(out: Path) -> None:
         raise SoftstairError(
             f"--resume needs a run to continue, but {str(out)!r} holds none (no config.json): "
             "check --out, or give the flags of the run to start it, such as --preset."
-        )
-
-
-def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
-    """Raise SoftstairError if an unfinished run names code that the flags do not name again.
-
-    A run directory may come from anybody.
-    """
-    every = given.get("every_fold")
-    names = [f"fold-{fold}" for fold in range(recipe.folds)] if every else [""]
-    if all(records.summary_of(given["out"] / name) is not None for name in names):
-        return
-    own = recipe.own_code
-    if missing := {name: own[name] for name in own if given.get(name) != own[name]}:
-        flags = " ".join(f"{spelling(name)} {function}" for name, function in own.items())
-        raise SoftstairError(
-            f"the run calls code of its own, {' and '.join(missing.values())}: give {flags} again "
-            "if you trust it."
         )
 
 
