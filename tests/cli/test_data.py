@@ -71,7 +71,7 @@ def test_status_shows_everything_and_fits_its_width(
         assert max(map(len, out.splitlines())) <= columns
         assert "[bold]brackets[/]" in "".join(out.split())
     for text in (
-        "cifar-10-batches-py: lacks data_batch_2",
+        "cifar-10-batches-py",
         *("no licence is stated", "Krizhevsky", "non-commercial", "Creative Commons BY 4.0"),
         *(f"data fetch {name} --data-dir '{root}'" for name in SOURCES if name != "digits"),
     ):

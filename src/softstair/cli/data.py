@@ -23,7 +23,6 @@ COLOURS = {
     "complete": "green",
     "no test set": "yellow",
     "partial": "yellow",
-    "incomplete": "red",
     "no": "dim",
 }
 
@@ -33,12 +32,10 @@ class Command:
     """Download data sets from their official addresses, or show which are there.
 
     softstair data fetch NAME...  Download, verify and unpack. Give the same command again to
-                                  continue an interrupted download. Files that are there already
-                                  are verified and kept. Exit code 0: all are there; 2: an error;
-                                  130: interrupted.
+                                  continue an interrupted download. What is there already is
+                                  kept. Exit code 0: all are there; 2: an error; 130: interrupted.
     softstair data status         Show which data sets are there, how to get the others, and their
-                                  licences. Checks names and sizes of files. Exit code 0, whatever
-                                  is there; 2: an error.
+                                  licences. Exit code 0, whatever is there; 2: an error.
 
     cifar10 is a download of 170 MB, svhn 246 MB, speech (v0.02, the paper's) 2.5 GB and
     speech-v0.01 1.6 GB. digits is part of scikit-learn.
@@ -89,7 +86,7 @@ def show(rows: list[DataStatus], root: Path) -> None:
         (
             "" if name == previous else name,
             Text(row.state, COLOURS[row.state]),
-            ": ".join(filter(None, (row.where, row.problem))),
+            row.where,
             f"{row.files:,}" if row.files else "",
             decimal(row.size) if row.size else "",
         )
