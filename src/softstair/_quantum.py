@@ -1,6 +1,5 @@
 """The quantum of a stair that fits given values best."""
 
-from collections.abc import Sequence
 from itertools import product
 
 import torch
@@ -62,9 +61,7 @@ SAMPLE = 1 << 14
 
 
 @torch.no_grad()
-def fit_range(
-    values: Tensor, levels: int, shares: Sequence[float] = SHARES
-) -> tuple[float, int] | None:
+def fit_range(values: Tensor, levels: int) -> tuple[float, int] | None:
     """Return the quantum ε, and the lowest of so many levels in quanta, that fit values best.
 
     The levels zε … (z + levels − 1)·ε hold 0. Returns None if all values are 0.
@@ -76,7 +73,7 @@ def fit_range(
     x = values.flatten()[:: -(-values.numel() // SAMPLE)].double()
     low, high = float(values.min().clamp(max=0)), float(values.max().clamp(min=0))
     best = None
-    for a, b in product(shares if low else (1.0,), shares if high else (1.0,)):
+    for a, b in product(SHARES if low else (1.0,), SHARES if high else (1.0,)):
         quantum = (b * high - a * low) / (levels - 1)
         if quantum > 0:
             lowest = round(a * low / quantum)

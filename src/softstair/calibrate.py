@@ -9,31 +9,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from statistics import median_low
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from softstair import _check
 from softstair._errors import SoftstairError, first_line, is_out_of_memory
-from softstair._quantum import SHARES, fit_quantum, fit_range
+from softstair._quantum import fit_quantum, fit_range
 from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
-from softstair.convert.sites import readers, set_input_units, tied_stairs
+from softstair.convert.sites import set_input_units, tied_stairs
 from softstair.nn import StairLayer, hooked, stair_modules
-from softstair.stair import Quantum, Stair
+from softstair.stair import Quantum
 
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 """The positional and the named arguments of a forward pass."""
-Method = Literal["mse", "percentile", "sums"]
-PERCENTILE = 99.9
-OUTER_PARTS = (1 - PERCENTILE / 100, PERCENTILE / 100)
 VALUES = 1 << 18
 """Inputs of an activation that its quantum is fitted to, from all batches together."""
-EXAMPLES = 64
-"""Examples whose sums are compared, from all batches together."""
-FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
-"""Multiples of the quantum of the least squared error whose sums are compared."""
 MOST_SAMPLING_ERROR = 0.1
 """Running statistics are corrected, not replaced, if their distance from the statistics of the
 batches is smaller in the median over all normalisations. With augmentation, that of the first
@@ -45,7 +38,6 @@ def calibrate(
     loader: Iterable[Any],
     *,
     batches: int = 8,
-    method: Method = "mse",
     weights: Literal["channel", "layer"] | None = "channel",
     norms: bool = True,
     progress: Callable[[int, int], None] | None = None,
@@ -59,10 +51,10 @@ def calibrate(
     >>> sorted(quanta)
     ['0.weight_stair', '1', '2.weight_stair']
 
-    Weights come first. Then the batches run once with quantised weights and unquantised features:
-    an activation that is kept computes itself, a stair in the place of one max(x, 0) if its lowest
-    level is 0, and else x. Activations whose values are added or concatenated share a quantum, so
-    that the network stays exact in integers.
+    Quanta minimise the squared error ‖x − σ(x)‖². Weights come first. Then the batches run once
+    with quantised weights and unquantised features: an activation that is kept computes itself, a
+    stair in the place of one max(x, 0) if its lowest level is 0, and else x. Activations whose
+    values are added or concatenated share a quantum, so that the network stays exact in integers.
 
     Sums of quantised weights have other means and variances than those of the float network, so
     batch normalisations use the statistics of each batch. At the end the running ones are estimated
@@ -74,9 +66,6 @@ def calibrate(
         loader: Batches of inputs: tensors, tuples that begin with one, or mappings, whose entries
             go to the arguments of those names, or the first of them if there are none.
         batches: How many batches to read.
-        method: ``"mse"`` minimises ‖x − σ(x)‖². ``"percentile"`` puts the outermost level at the
-            99.9th percentile of \\|x\\|. ``"sums"`` minimises the change of the next layers' sums;
-            where features are added or averaged before these, it is ``"mse"``.
         weights: Fit a quantum to each output ``"channel"`` or to each ``"layer"``; None keeps the
             quanta of weights. A network that loads the state must have as many quanta.
         norms: Estimate the running statistics of batch normalisations; of a network in ``train()``,
@@ -91,11 +80,10 @@ def calibrate(
         SoftstairError: If the network has no stairs, the loader no batch, or an option is wrong.
     """
     _check.integer("batches", batches, 1)
-    _check.choice("method", method, get_args(Method))
     if weights not in (None, "channel", "layer"):
         raise _check.wrong("weights", weights, "channel, layer or None")
     _check.boolean("norms", norms)
-    calibrate_stairs(net, islice(loader, batches), None, method, weights, norms, progress)
+    calibrate_stairs(net, islice(loader, batches), None, weights, norms, progress)
     return {name: module.stair.quantum for name, module in stair_modules(net)}
 
 
@@ -104,7 +92,6 @@ def calibrate_stairs(
     net: nn.Module,
     loader: Iterable[Any],
     chosen: Collection[StairModule] | None,
-    method: Method = "mse",
     weights: Literal["channel", "layer"] | None = "channel",
     norms: bool = True,
     progress: Callable[[int, int], None] | None = None,
@@ -124,11 +111,10 @@ def calibrate_stairs(
     for layer in fitted:
         layer.weight_stair.fit = "layer" if layer.output_axis is None else weights
         layer.weight_stair.refit(layer.weight)
-    read = readers(net) if method == "sums" else {}
     moving = running_norms(net, skip_frozen=net.training) if norms else []
     with training_mode(net, training=False), _batch_statistics(moving):
         try:
-            observed = _observe(net, inputs, layers, list(read), progress)
+            observed = _observe(net, inputs, layers, progress)
         except BaseException:  # a batch that does not fit the network leaves it as it was
             for own, fit, own_quantum in before:
                 own.fit = fit
@@ -138,11 +124,7 @@ def calibrate_stairs(
             set_input_units(net)
     for group in groups:
         values = {stair: observed[stair] for stair in group if stair in observed}
-        if quantum := _quantum(values, method):
-            is_read = set(group) <= frozenset().union(*read.values())
-            chosen_by = [layer for layer in read if is_read and read[layer] & set(group)]
-            readings = [(layer, observed[layer]) for layer in chosen_by]
-            quantum = _best_for_sums(quantum, group[0].stair, readings)
+        if quantum := _quantum(values):
             for stair in group:
                 stair.set_quantum(quantum)
     set_input_units(net)
@@ -205,23 +187,19 @@ def _activate(stair: Any, arguments: tuple[Tensor, ...], _: Tensor) -> Tensor:
     return arguments[0].relu() if is_relu else arguments[0]
 
 
-def _quantum(observed: Mapping[StairActivation, Tensor], method: Method) -> float | None:
+def _quantum(observed: Mapping[StairActivation, Tensor]) -> float | None:
     """Return the quantum for the inputs of stairs; None if all are at the lowest level, 0.
 
     Stairs that follow the range begin at the least value of their own inputs.
     """
     quanta = []
     for follower in [stair for stair in observed if stair.follows_range]:
-        x, is_percentile = observed[follower], method == "percentile"
-        if is_percentile:
-            ranks = [min(max(round(part * len(x)), 1), len(x)) for part in OUTER_PARTS]
-            x = x.clamp(*(x.kthvalue(rank).values for rank in ranks))
-        if fitted := fit_range(x, len(follower.stair), (1.0,) if is_percentile else SHARES):
+        if fitted := fit_range(observed[follower], len(follower.stair)):
             follower.set_range(*fitted)
             quanta.append(fitted[0])
     others = {stair: x for stair, x in observed.items() if not stair.follows_range}
     if quanta:
-        return max(_quantum(others, method) or 0.0, *quanta)
+        return max(_quantum(others) or 0.0, *quanta)
     if not others:
         return None
     stair, values = next(iter(others)).stair, torch.cat([*others.values()])
@@ -229,39 +207,19 @@ def _quantum(observed: Mapping[StairActivation, Tensor], method: Method) -> floa
         values = values[values > 0]
     if not len(values) or not values.any():
         return None
-    if method == "percentile":
-        rank = max(round(PERCENTILE / 100 * len(values)), 1)
-        outermost = max(map(abs, stair.with_quantum(1.0).levels))
-        return float(values.abs().kthvalue(rank).values) / outermost
     quantum = fit_quantum(values, stair).quantum
     assert isinstance(quantum, float)
     return quantum
-
-
-def _best_for_sums(
-    quantum: float, stair: Stair, readings: Sequence[tuple[StairLayer, Tensor]]
-) -> float:
-    """Return the multiple of a quantum that changes the sums of the layers least."""
-    errors = dict.fromkeys(FACTORS if readings else (1.0,), 0.0)
-    for layer, x in readings:
-        weight = layer.weight_stair.stair(layer.weight)
-        sums = layer._sum(x, weight, None)
-        for factor in errors:
-            features = stair.with_quantum(factor * quantum)(x)
-            change = (layer._sum(features, weight, None) - sums).square().sum()
-            errors[factor] += float(change / sums.square().sum().clamp(min=1e-30))
-    return quantum * min(errors, key=lambda factor: errors[factor])
 
 
 def _observe(
     net: nn.Module,
     inputs: Sequence[Arguments],
     layers: Sequence[StairLayer],
-    read: Sequence[StairLayer],
     progress: Callable[[int, int], None] | None,
-) -> dict[nn.Module, Tensor]:
-    """Return inputs of the activations, and of the layers ``read``, with unquantised features."""
-    observed: dict[nn.Module, list[Tensor]] = {}
+) -> dict[StairActivation, Tensor]:
+    """Return inputs of the activations, with unquantised features."""
+    observed: dict[StairActivation, list[Tensor]] = {}
     generator = torch.Generator().manual_seed(0)
 
     def activate(stair: StairActivation, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -273,20 +231,15 @@ def _observe(
         observed.setdefault(stair, []).append(values.to(torch.float32, copy=True))
         return y
 
-    def see(layer: nn.Module, arguments: tuple[Tensor, ...], _: Tensor) -> None:
-        examples = arguments[0][: max(EXAMPLES // len(inputs), 1)]
-        observed.setdefault(layer, []).append(examples.clone())
-
     stairs = [stair for _, stair in stair_modules(net) if isinstance(stair, StairActivation)]
     for layer in layers:
         layer.input_quantum = None  # the features are no multiples of it
-    as_keys = lambda modules: {module: module for module in modules}
-    with hooked(as_keys(stairs), activate), hooked(as_keys(read), see):
+    with hooked({stair: stair for stair in stairs}, activate):
         for number, (arguments, keywords) in enumerate(inputs, 1):
             _forward(net, arguments, keywords)
             if progress is not None:
                 progress(number, len(inputs))
-    return {module: torch.cat(parts) for module, parts in observed.items()}
+    return {stair: torch.cat(parts) for stair, parts in observed.items()}
 
 
 @contextmanager
