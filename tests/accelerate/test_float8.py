@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from twins import batch, distance, learn, pair
+from twins import batch, distance, learn, model, pair
 
 import softstair as ss
 from softstair import _accelerate
@@ -209,9 +209,15 @@ def _spoil(layer, inputs, y):
         y.detach().as_strided((1,), (1,)).numpy().fill(float("nan"))  # unseen by autograd
 
 
+class Halved(nn.Module):
+    def forward(self, x):
+        return x.mul_(0.5)
+
+
 def test_features_may_be_changed_in_place():
-    net, _ = pair("ternary", "uniform", "mode", side=4, channels=1)
-    net[2] = nn.Sequential(net[2], nn.Hardtanh(-0.5, 0.5, inplace=True))
+    layers = list(model(side=4, channels=1))
+    layers[2] = nn.Sequential(layers[2], Halved())
+    net = ss.quantise(nn.Sequential(*layers), "ternary", skip="15")
     x, y = batch(side=4, images=2, channels=1)
     assert torch.isfinite(learn(fused(net), x, y)).all()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair._accelerate.fuse import not_fused
+from softstair._accelerate.fuse import fused, not_fused
 from softstair.models import build, last_layer
 
 pytestmark = pytest.mark.quick
@@ -58,7 +60,8 @@ class Untraceable(nn.Module):
 
 def test_a_network_that_cannot_be_traced_is_said_to_run_as_it_is() -> None:
     net = ss.quantise(Untraceable(), TERNARY, TERNARY, example_inputs=torch.zeros(2, 6))
-    assert not_fused(net).startswith("no layer is fused, since torch.fx cannot trace it (")
+    assert "torch.fx" in not_fused(net)
+    assert fused(net) is None
 
 
 def test_other_reasons_are_named() -> None:
@@ -74,4 +77,36 @@ def test_other_reasons_are_named() -> None:
     assert "levels or noise without a kernel: 2" in not_fused(net)
     net = quantised(layers(bias=False))
     net.register_forward_hook(lambda *_: None)
-    assert not_fused(net) == "no layer is fused, since it has forward hooks"
+    assert not_fused(net) == "no layer is fused: it has forward hooks"
+
+
+def in_a_block() -> nn.Module:
+    block = nn.Sequential(nn.Linear(6, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU())
+    return quantised(nn.Sequential(block, nn.Linear(4, 2)))
+
+
+def _hook(net: nn.Module) -> None:
+    net.get_submodule("0").register_forward_hook(lambda module, x, y: -y)
+
+
+def _replace(net: nn.Module) -> None:
+    net.add_module("0", nn.Sequential(*net.get_submodule("0"), nn.Tanh()))
+
+
+def _override(net: nn.Module) -> None:
+    net.get_submodule("0").forward = lambda x: -x  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("change", [_hook, _replace, _override])
+def test_a_network_that_was_changed_is_not_fused(change: Callable[[nn.Module], None]) -> None:
+    """The graphs of quantise no longer say what it computes."""
+    net = in_a_block()
+    assert not_fused(net) == ""
+    change(net)
+    assert fused(net) is None
+    assert "no layer is fused" in not_fused(net)
+
+
+def test_a_float_network_and_one_made_by_hand() -> None:
+    assert not_fused(nn.Linear(2, 2)) == ""
+    assert "softstair.quantise" in not_fused(nn.Sequential(ss.nn.StairActivation(TERNARY)))

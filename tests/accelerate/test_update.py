@@ -132,8 +132,7 @@ def test_a_weight_that_two_layers_share_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(_accelerate, "can_fuse", lambda device: True)
     net, _ = pair("ternary", "uniform", "mode", side=4)
     net[0].weight = nn.Parameter(net[0].weight.detach())
-    net.add_module("other", nn.Conv2d(3, 16, 3))
-    net.other.weight = net[0].weight
+    net[11].register_parameter("other", net[0].weight)
     state = State(Recipe(batch=4, precision="float32"), net, 4, torch.device("cpu"), own=False)
     run: Any = state.execution.forward
     assert [layer.number for layer in run.layers if layer.steps] == [1, 2, 3]

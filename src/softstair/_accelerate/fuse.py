@@ -13,10 +13,11 @@ from softstair._accelerate.moments import zeros_for
 from softstair._accelerate.parts import Context
 from softstair._accelerate.stairs import kernel_stair, prepare_stairs
 from softstair._accelerate.update import LatentSteps
-from softstair._errors import first_line
+from softstair._errors import SoftstairError
 from softstair.anneal import Truncation
-from softstair.convert.graph import Graph, trace
-from softstair.convert.rewrite import call_operators
+from softstair.convert.conversion import traces_of
+from softstair.convert.graph import Graph, Traces
+from softstair.convert.rewrite import call_operators, hooked_blocks
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native
 from softstair.nn import StairActivation, StairModule, StairWeight
@@ -96,11 +97,11 @@ class FusedNetwork:
 def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
     """Return the network with its layers fused; None if none can be, or if its trace does not show
     all that it may compute. With ``float8``, backward products are in FP8 where possible."""
-    traced = _trace(net)
-    if isinstance(traced, str):
+    traces = _traced(net)
+    if isinstance(traces, str):
         return None
-    known, graph = traced
-    evaluates = _evaluates_alike(net, graph)
+    known, graph = traces.train_steps, traces.train
+    evaluates = traces.eval_steps.complete and _calls(traces.evaluation) == _calls(graph)
     call_operators(known, graph)
     # Features that are changed in place are not those that their layer made.
     numbers = {node: number for number, node in enumerate(graph.nodes)}
@@ -148,27 +149,30 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
     return FusedNetwork(code, layers, evaluates)
 
 
-def _trace(net: nn.Module) -> tuple[Graph, fx.Graph] | str:
-    """Return the graph, or why the network runs as it is."""
+def _traced(net: nn.Module) -> Traces | str:
+    """Return the graphs of a quantised network, or why it runs as it is."""
     try:
-        known, graph = trace(net)
-    except Exception as error:  # whatever the trace fails at
-        return f"torch.fx cannot trace it ({type(error).__name__}: {first_line(error)})"
+        traces = traces_of(net)
+    except SoftstairError as error:
+        return str(error)
     others = [hook for hook in net._forward_hooks.values() if not isinstance(hook, Truncation)]
-    if others or net._forward_pre_hooks:
+    if others or net._forward_pre_hooks or hooked_blocks(net, traces.train):
         return "it has forward hooks"
-    if not known.complete:
+    if not traces.train_steps.complete:
         return "its trace does not show all that it may compute"
-    return known, graph
+    return traces
 
 
 def not_fused(net: nn.Module) -> str:
     """Return which stairs :func:`fused` leaves as they are, and why; empty if there are none."""
-    traced = _trace(net)
-    if isinstance(traced, str):
-        return f"no layer is fused, since {traced}"
+    if not any(isinstance(module, StairActivation) for module in net.modules()):
+        return ""
+    traces = _traced(net)
+    if isinstance(traces, str):
+        return f"no layer is fused: {traces}"
+    traced = traces.train_steps, traces.train
     call_operators(*traced)
-    nodes, modules = list(traced[1].nodes), dict(net.named_modules())
+    nodes, modules = list(traces.train.nodes), dict(net.named_modules())
     calls = [node.target for node in nodes if node.op == "call_module"]
 
     def replaced_by(writes: set[fx.Node]) -> set[fx.Node]:
@@ -201,15 +205,6 @@ def _why_not(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     if isinstance(before, nn.BatchNorm1d | nn.BatchNorm2d):
         return "weights before the normalisation that cannot be fused"
     return "after another operation than a batch normalisation, or the sum of one and a shortcut"
-
-
-def _evaluates_alike(net: nn.Module, graph: fx.Graph) -> bool:
-    """Whether evaluation calls what training does, which is this graph."""
-    try:
-        known, other = trace(net, training=False)
-    except Exception:
-        return False
-    return known.complete and _calls(other) == _calls(graph)
 
 
 def _calls(graph: fx.Graph) -> list[tuple[str, ...]]:

@@ -33,9 +33,9 @@ from softstair.convert.conversion import (
     stair_row,
     swap_modules,
 )
-from softstair.convert.graph import Graph, trace_or_record
+from softstair.convert.graph import Graph, Traces, code_of, trace_or_record, traces_or_why
 from softstair.convert.ops import OTHER_NORMS, Effect, operator_named, operator_of
-from softstair.convert.rewrite import NewCall, call_names, rewrite
+from softstair.convert.rewrite import NewCall, call_names, register_constants, rewrite
 from softstair.convert.shortcuts import SUMS, Sums, input_sites, signed, sum_sites, widen
 from softstair.convert.sites import (
     LayerOptions,
@@ -194,11 +194,14 @@ def quantise(
     activations = _separate_activations(net)
     patterns = (*patterns, *_first_names(net, patterns))
     options = LayerOptions(stairs, features, noise, forward, patterns, is_named, activation)
-    graph, traced = trace_or_record(net, example_inputs)
+    graph, traces = trace_or_record(net, example_inputs)
+    traced, evaluation = None, None
+    if isinstance(traces, Traces):
+        traced, evaluation = traces.train, traces.eval_steps
     names = None if traced is None else call_names(traced, net)
     sites = find_sites(net, graph, options, names)
     if sums is not None:
-        sites += sum_sites(net, graph, sites, options, names, sums)
+        sites += sum_sites(net, graph, sites, options, names, sums, evaluation)
     if shortcuts is not None:
         if names is None or not graph.complete:
             problem = "must be None, since torch.fx cannot trace all of this model"
@@ -239,9 +242,13 @@ def quantise(
         if site.is_call and site.replacement is not None:
             new = NewCall(site.name, site.replacement, site.is_added, site.readers)
             calls.setdefault(site.place if site.source else site.step, []).append(new)
-    if calls:
-        graph = rewrite(net, calls)
-    setattr(net, ATTRIBUTE, Conversion(rows, graph, given))
+    if isinstance(traces, Traces):
+        if calls:
+            rewrite(net, calls, traces)
+        if isinstance(traces := traces_or_why(net), Traces):
+            graph = traces.train_steps
+            register_constants(net, traces.train, traces.evaluation)
+    setattr(net, ATTRIBUTE, Conversion(rows, graph, given, traces, code_of(net)))
     if text := _floats(net, sites, options, weights):
         if strict:
             raise _check.invalid("model", f"must be quantised if strict is True, but {text}")

@@ -14,7 +14,7 @@ import softstair
 from softstair import _check, kernels
 from softstair._stair_module import EXTRA_STATE
 from softstair.convert.bits import name_of
-from softstair.convert.graph import Graph
+from softstair.convert.graph import Graph, Traces, code_of
 from softstair.nn import StairActivation, StairLayer, stair_modules
 
 ATTRIBUTE = "_softstair_conversion"
@@ -46,6 +46,8 @@ class Conversion:
     rows: tuple[Row, ...]  # in order of execution
     graph: Graph
     options: dict[str, Any]  # of quantise, but for those of training
+    traces: Traces | str  # or why torch.fx cannot trace it
+    code: str  # the digest of what was traced
 
 
 def conversion_of(net: nn.Module) -> Conversion:
@@ -58,6 +60,22 @@ def conversion_of(net: nn.Module) -> Conversion:
 def graph_of(net: nn.Module) -> Graph:
     """Return the graph of a quantised network."""
     return _stored(net).graph
+
+
+def traces_of(net: nn.Module) -> Traces:
+    """Return copies of the graphs that :func:`softstair.quantise` traced.
+
+    Raises SoftstairError if it could not, or if the network has other blocks or code since. What
+    attributes have changed that its code reads is not seen.
+    """
+    conversion = _stored(net)
+    if isinstance(conversion.traces, str):
+        problem = f"must be traceable by torch.fx, but it is not: {conversion.traces}"
+        raise _check.invalid("net", problem)
+    if conversion.code != code_of(net):
+        problem = "must have the blocks and the code that softstair.quantise gave it, but they were"
+        raise _check.invalid("net", f"{problem} changed; change the model before it is quantised")
+    return copy.deepcopy(conversion.traces)
 
 
 def options_of(net: nn.Module) -> dict[str, Any]:

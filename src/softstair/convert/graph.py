@@ -4,11 +4,13 @@
 example inputs, for models that cannot be traced.
 """
 
+import hashlib
 import inspect
 import operator
+import pkgutil
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -194,6 +196,68 @@ def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
     return steps_of(traced, model, complete=not omitted and not was_changed), traced
 
 
+@dataclass(frozen=True)
+class Traces:
+    """What a network computes in training and in evaluation, as graphs of torch.fx and as steps.
+
+    Each graph runs as ``fx.GraphModule(net, graph)``. It copies and pickles with ``node.meta``.
+    """
+
+    train: fx.Graph
+    evaluation: fx.Graph
+    train_steps: Graph
+    eval_steps: Graph
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rows = map(_rows, (self.train, self.evaluation))
+        return _unpickled, (*rows, self.train_steps, self.eval_steps)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A node of a pickled graph, by its number; or a function, by its name."""
+
+    of: Any
+
+
+def _rows(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """Return a graph of torch.fx as data; pickle does not find functions such as F.max_pool2d."""
+    places: Any = {node: _Place(number) for number, node in enumerate(graph.nodes)}
+    rows = []
+    for node in graph.nodes:
+        target: Any = node.target
+        name = f"{getattr(target, '__module__', None)}:{getattr(target, '__name__', None)}"
+        with suppress(ImportError, AttributeError, ValueError):
+            if node.op == "call_function" and pkgutil.resolve_name(name) is target:
+                target = _Place(name)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), places.__getitem__)
+        rows.append((node.op, target, args, kwargs, node.name, node.meta))
+    return rows
+
+
+def _unpickled(train: Any, evaluation: Any, *steps: Graph) -> Traces:
+    graphs: Any = []
+    for rows in (train, evaluation):
+        graph, nodes = fx.Graph(), list[fx.Node]()
+        here = lambda x, nodes=nodes: nodes[x.of] if isinstance(x, _Place) else x
+        for op, target, args, kwargs, name, meta in rows:
+            function = pkgutil.resolve_name(target.of) if isinstance(target, _Place) else target
+            args, kwargs = fx.node.map_aggregate((args, kwargs), here)
+            nodes.append(graph.create_node(op, function, args, kwargs, name))
+            nodes[-1].meta = meta
+        graphs.append(graph)
+    return Traces(*graphs, *steps)
+
+
+def traces_or_why(net: nn.Module) -> Traces | str:
+    """Return the graphs of a network in both modes, or why torch.fx cannot trace it."""
+    try:
+        (train_steps, train), (eval_steps, evaluation) = trace(net), trace(net, training=False)
+    except Exception as error:  # whatever the model's code raises for torch.fx's proxies
+        return why_untraceable(error, net)
+    return Traces(train, evaluation, train_steps, eval_steps)
+
+
 def why_untraceable(error: Exception, model: nn.Module) -> str:
     """Return why :func:`trace` raised an error, with the module and the line if they are known."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -213,6 +277,26 @@ def why_untraceable(error: Exception, model: nn.Module) -> str:
         return reason
     code = f" ({lines[-1].line})" if lines[-1].line else ""
     return f"{reason}, at line {lines[-1].lineno} of {lines[-1].filename}{code}"
+
+
+def code_of(net: nn.Module, name: str = "") -> str:
+    """Return a digest of the code that a trace goes through: of the blocks around the innermost
+    modules, and the names of these. Attributes that the code reads are left out."""
+    code: Any = getattr(net.forward, "__code__", None)
+    own = [code.co_code, code.co_names, code.co_firstlineno] if code else []
+    blocks = [
+        (key, child)
+        for key, child in net.named_children()
+        if not Tracer().is_leaf_module(child, key)
+    ]
+    text = [
+        name,
+        type(net).__qualname__,
+        own,
+        list(net._modules),
+        [code_of(child, key) for key, child in blocks],
+    ]
+    return hashlib.sha256(repr(text).encode()).hexdigest()[:16]
 
 
 def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
@@ -384,28 +468,28 @@ class _Recorder(TorchFunctionMode):
         return result
 
 
-def trace_or_record(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | None]:
-    """Return the graph by tracing, with torch.fx's own, or else that of a run on the inputs."""
+def trace_or_record(net: nn.Module, example_inputs: object) -> tuple[Graph, Traces | str]:
+    """Return the graph by tracing, with torch.fx's own, or else that of a run on the inputs, with
+    the reason."""
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
     if inputs is not None and not isinstance(inputs, list | tuple | Mapping):
         allowed = "a tensor, or a tuple or a mapping of the arguments of one forward pass"
         raise _check.wrong("example_inputs", inputs, allowed)
+    traces = traces_or_why(net)
+    if isinstance(traces, Traces):
+        return traces.train_steps, traces
+    if inputs is None:
+        given = inspect.signature(net.forward).parameters.values()
+        names = [p.name for p in given if p.default is p.empty and p.kind <= p.KEYWORD_ONLY]
+        values = ", ".join(f"{name!r}: …" for name in names or [p.name for p in given][:1])
+        raise _check.invalid(
+            "example_inputs",
+            f"must be given to softstair.quantise, such as example_inputs={{{values}}}, since "
+            f"torch.fx cannot trace the model: {traces}; it then trains, but does not export, for "
+            "which write torch.where instead of if, and numbers instead of sizes",
+        )
     try:
-        return trace(net)
-    except Exception as error:  # whatever the model's code raises for torch.fx's proxies
-        if inputs is None:
-            given = inspect.signature(net.forward).parameters.values()
-            names = [p.name for p in given if p.default is p.empty and p.kind <= p.KEYWORD_ONLY]
-            values = ", ".join(f"{name!r}: …" for name in names or [p.name for p in given][:1])
-            raise _check.invalid(
-                "example_inputs",
-                f"must be given to softstair.quantise, such as example_inputs={{{values}}}, since "
-                f"torch.fx cannot trace the model: {why_untraceable(error, net)}; it then trains, "
-                "but does not export, for which write torch.where instead of if, and numbers "
-                "instead of sizes",
-            ) from None
-    try:
-        return record(net, inputs), None
+        return record(net, inputs), traces
     except Exception as error:
         raise _check.invalid(
             "example_inputs",

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from softstair import _check
-from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, steps_of, trace
+from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, Traces, steps_of
 from softstair.convert.ops import OPERATORS, Effect
 
 DROPOUTS = {
@@ -58,17 +58,18 @@ class NewCall(NamedTuple):
     readers: tuple[int, ...] = ()  # the steps that read its result; empty: all
 
 
-def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]]) -> Graph:
-    """Call new modules in a network, by the numbers of steps; return its graph afterwards."""
-    before, train_graph = trace(net, training=True)
-    _, eval_graph = trace(net, training=False)
-    _check_hooks(net, train_graph)
+def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]], traces: Traces) -> None:
+    """Call new modules in a network, by the numbers of steps of ``traces``, which it changes."""
+    train_graph, eval_graph = traces.train, traces.evaluation
+    for name in hooked_blocks(net, train_graph):
+        problem = f"must have no hooks on blocks {CASE}, but {name} has one, which would not run"
+        raise _check.invalid("model", f"{problem}; {ADVICE}")
     replaced = {number for number, new in calls.items() if not all(call.is_added for call in new)}
     nodes, names = list(train_graph.nodes), call_names(train_graph, net, "module")
     dropouts = _differing_dropouts(net, train_graph, eval_graph, replaced)
     first_inputs = [
         node.all_input_nodes.index(nodes[step.inputs[0]]) if step.inputs else 0
-        for node, step in zip(nodes, before.steps, strict=True)
+        for node, step in zip(nodes, traces.train_steps.steps, strict=True)
     ]
     for number, node in enumerate(nodes):
         node.type = None  # annotations may be strings, which are no code
@@ -79,11 +80,8 @@ def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]]) -> Graph:
         for call in new:
             readers = [nodes[reader] for reader in call.readers]
             node = _insert(train_graph, node, net, call, first_inputs[number], readers)
-    _register_constants(net, train_graph)
-    graph = steps_of(train_graph, net)
-    call_operators(graph, train_graph)
+    call_operators(steps_of(train_graph, net), train_graph)
     net.__class__ = _with_forward(type(net), _code_of(train_graph))
-    return graph
 
 
 class ForwardCode(NamedTuple):
@@ -202,17 +200,16 @@ def _call(node: fx.Node, numbers: Mapping[fx.Node, int]) -> tuple[Any, ...]:
     return node.op, node.target, str(operands)
 
 
-def _check_hooks(net: nn.Module, traced: fx.Graph) -> None:
-    """Raise if a block has a hook: the rewritten code calls only the innermost modules."""
+def hooked_blocks(net: nn.Module, traced: fx.Graph) -> list[str]:
+    """Return the names of blocks with hooks: the code of a graph calls only innermost modules."""
     called = {str(node.target) for node in traced.nodes if node.op == "call_module"}
-    for name, module in net.named_modules():
-        is_inside = any(name == leaf or name.startswith(leaf + ".") for leaf in called)
-        if name and not is_inside and (module._forward_hooks or module._forward_pre_hooks):
-            raise _check.invalid(
-                "model",
-                f"must have no hooks on blocks {CASE}, but {name} has one, which would not run; "
-                f"{ADVICE}",
-            )
+    inside = tuple(f"{leaf}." for leaf in called)
+    blocks = [(f"{name}.", module) for name, module in net.named_modules() if name]
+    return [
+        name[:-1]
+        for name, module in blocks
+        if not name.startswith(inside) and (module._forward_hooks or module._forward_pre_hooks)
+    ]
 
 
 def _check_constants(net: nn.Module, first: str, second: str) -> None:
@@ -224,9 +221,9 @@ def _check_constants(net: nn.Module, first: str, second: str) -> None:
         )
 
 
-def _register_constants(net: nn.Module, traced: fx.Graph) -> None:
+def register_constants(net: nn.Module, *graphs: fx.Graph) -> None:
     """Register tensors made in the forward pass as buffers that checkpoints do not hold."""
-    used = {str(node.target) for node in traced.nodes if node.op == "get_attr"}
+    used = {str(node.target) for graph in graphs for node in graph.nodes if node.op == "get_attr"}
     for name in [key for key in vars(net) if key.startswith("_tensor_constant")]:
         constant = net.__dict__.pop(name)
         if name in used:

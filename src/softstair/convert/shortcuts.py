@@ -30,7 +30,7 @@ from typing import Any, Literal
 from torch import nn
 
 from softstair import _check
-from softstair.convert.graph import Graph, GraphStep, trace
+from softstair.convert.graph import Graph, GraphStep
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
 from softstair.convert.sites import LayerOptions, Site, why_float
 from softstair.stair import Stair
@@ -71,15 +71,16 @@ def sum_sites(
     options: LayerOptions,
     call_names: Sequence[str] | None,
     sums: Sums,
+    evaluation: Graph | None,
 ) -> list[Site]:
     """Return a site for each stair that is added after a step; the arguments of ``find_sites``."""
-    if call_names is None or not graph.complete:
+    if call_names is None or evaluation is None or not graph.complete:
         return []  # the forward pass cannot be rewritten
     modules = {site.module for site in sites if not site.why_float}
     kept = {use for site in sites if site.why_float for use in site.uses}
     places = _Walk(net, graph, modules, kept, sums).places()
     # Evaluation is what is exported; training may have more heads.
-    if not places or not _Walk(net, trace(net, training=False)[0], modules, (), sums).places():
+    if not places or not _Walk(net, evaluation, modules, (), sums).places():
         return []
     added = []
     names = {name for name, _ in net.named_modules()}
