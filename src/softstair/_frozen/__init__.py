@@ -1,0 +1,1 @@
+"""Frozen networks: the integers that a device computes with are the definition of the network."""
