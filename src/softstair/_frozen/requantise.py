@@ -1,0 +1,187 @@
+"""Multipliers and shifts that stand for real numbers, in integers and in float32 alike.
+
+A level is round(slope·x + offset). In integers it is (v·multiplier + half) >> shift of
+v = x·factor + bias. The multiplier has at most 24 bits, so that float32 holds it, and is moved by
+at most 2⁻⁹ of itself until a float32 product rounded to even gives the same level at every sum.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import chain, count
+
+import torch
+from torch import Tensor
+
+from softstair._frozen.nodes import INT32_LIMIT, Requantise, Rounding, doubly_rounded
+
+FINE = 2.0**-6
+"""Levels, at most, that one unit of a bias stands for."""
+FLOAT32_BITS, TOTAL_BITS, MAX_SHIFT = 24, 51, 50
+TRIES = 256
+MOVE = 2.0**-9
+DOUBLE_BITS = 31
+
+
+@dataclass(frozen=True)
+class Line:
+    """slope·x + offset for each channel, (C,) float64, clamped to ``low`` and ``high``."""
+
+    slope: Tensor
+    offset: Tensor
+    low: float = -torch.inf
+    high: float = torch.inf
+
+    def then(self, slope: Tensor, offset: Tensor) -> "Line | None":
+        """Return slope·line + offset, or None if the line is clamped."""
+        if self.is_clamped:
+            return None
+        return Line(self.slope * slope, self.offset * slope + offset)
+
+    @property
+    def is_clamped(self) -> bool:
+        """Whether anything is cut off."""
+        return (self.low, self.high) != (-torch.inf, torch.inf)
+
+    def in_levels(self, quantum: float, threshold: float, level: int) -> "Line":
+        """Return what rounds to the level of a stair with steps of ``quantum``, whose lowest
+        ``level`` ends at ``threshold``."""
+        scale = lambda y: (y - threshold) / quantum + level + 0.5
+        return Line(self.slope / quantum, scale(self.offset), scale(self.low), scale(self.high))
+
+
+def requantise(
+    node: Requantise,
+    line: Line,
+    least: Tensor,
+    greatest: Tensor,
+    beside: Tensor | None = None,
+    reach: int = 0,
+) -> Requantise:
+    """Return the node with the numbers of a line, whose result is in levels.
+
+    Args:
+        node: Its name, inputs, range, axis and rounding.
+        line: Levels per unit of the sum, and at the sum 0; not clamped, or within the range.
+        least: The least sum of each channel, (C,) int64.
+        greatest: The greatest.
+        beside: Levels per unit of the second input, (C,).
+        reach: The largest magnitude of the second input.
+    """
+    if not bool(line.slope.isfinite().all() and line.offset.isfinite().all()):
+        raise ArithmeticError("its scale or bias is not finite")
+    largest = torch.maximum(least.abs(), greatest.abs()).double()
+    factor, bias, ratio = _sums(line, largest, node.rounding)
+    constant = factor == 0
+    magnitude = torch.where(constant, bias.abs(), largest * factor + bias.abs())
+    if node.rounding == "double" and beside is None:
+        multiplier, shift = _normalised(ratio)
+    else:
+        multiplier, shift = _scaled(ratio, magnitude, beside, reach)
+    found = replace(
+        node,
+        factor=factor.int(),
+        bias=bias.int(),
+        multiplier=multiplier.int(),
+        shift=shift.int(),
+        beside=None,
+        rounding=node.rounding if beside is None else "once",
+    )
+    if beside is not None:
+        return replace(found, beside=(beside * 2.0**shift).round().int())
+    return found if node.rounding == "double" else _moved(found, least, greatest)
+
+
+def _sums(line: Line, largest: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor, Tensor]:
+    """Return factor, bias and the levels that one unit of v stands for."""
+    slope = line.slope.abs()
+    ratio = torch.where(slope > 0, line.offset / line.slope, torch.inf)
+    is_constant = ratio.abs() >= 2.0**30
+    ratio = torch.where(is_constant, 0.0, ratio)
+    wanted = (slope / FINE).clamp(min=1).log2().ceil()
+    if rounding == "double":  # whose multipliers are below 1
+        wanted = torch.maximum(wanted, slope.clamp(min=2.0**-60).log2().floor() + 1)
+    room = (2.0**FLOAT32_BITS / (largest + ratio.abs()).clamp(min=1)).clamp(min=1).log2().floor()
+    factor = 2.0 ** torch.minimum(wanted, room)
+    limit = INT32_LIMIT - 1 - largest * factor
+    bias = (ratio * factor).round().clamp(-limit, limit)
+    # A channel that hardly depends on its sum is its offset, in halves.
+    level = (line.offset + 0.5).floor().clamp(-(2.0**20), 2.0**20)
+    factor = torch.where(is_constant, 0.0, factor)
+    bias = torch.where(is_constant, 2 * level, bias)
+    unit = torch.where(is_constant, 0.5, line.slope / factor.clamp(min=1))
+    return factor, bias, unit
+
+
+def _scaled(
+    ratio: Tensor, magnitude: Tensor, beside: Tensor | None, reach: int
+) -> tuple[Tensor, Tensor]:
+    """Return multipliers and shifts with all the bits that their products have room for."""
+    room = (TOTAL_BITS - _bits(magnitude)).clamp(max=FLOAT32_BITS)
+    shift = room - _bits(ratio)
+    if beside is not None:
+        own = min(FLOAT32_BITS, TOTAL_BITS - max(reach, 1).bit_length())
+        shift = torch.minimum(shift, own - _bits(beside))
+    shift = shift.clamp(0, MAX_SHIFT)
+    limit = 2.0**room - 1
+    return torch.minimum(torch.maximum((ratio * 2.0**shift).round(), -limit), limit), shift
+
+
+def _normalised(ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """Return multipliers from 2³⁰ to 2³¹, and shifts from 31 on."""
+    mantissa, exponent = torch.frexp(ratio)
+    multiplier = (mantissa * 2.0**DOUBLE_BITS).round()
+    is_over = multiplier >= 2.0**DOUBLE_BITS
+    multiplier, exponent = torch.where(is_over, multiplier / 2, multiplier), exponent + is_over
+    return multiplier, (DOUBLE_BITS - exponent).clamp(DOUBLE_BITS, 62)
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Return the number of bits before the point: the exponent of the next power of two."""
+    return torch.frexp(values.abs().clamp(min=2.0**-80))[1].double()
+
+
+def _moved(node: Requantise, least: Tensor, greatest: Tensor) -> Requantise:
+    """Return the node with multipliers moved until float32 gives the same levels."""
+    first, best = node.multiplier.long(), node
+    wrong = ~_agreeing(node, least, greatest)
+    for move in chain.from_iterable((step, -step) for step in count(1)):
+        if not bool(wrong.any()) or abs(move) > TRIES // 2:
+            return best
+        tried = replace(best, multiplier=torch.where(wrong, first + move, best.multiplier).int())
+        allowed = (abs(move) <= first * MOVE) & (first + move < 2**FLOAT32_BITS)
+        found = wrong & allowed & _agreeing(tried, least, greatest)
+        best = replace(best, multiplier=torch.where(found, tried.multiplier, best.multiplier))
+        wrong = wrong & ~found
+    raise AssertionError("the moves have no end")
+
+
+def is_exact_in_float32(node: Requantise, least: Tensor, greatest: Tensor) -> bool:
+    """Return whether clamp(rint(float32(v)·float32(multiplier/2^shift))) is the result for every
+    sum; least and greatest are those of each channel."""
+    if node.beside is not None or node.rounding != "once":
+        return False
+    return bool(_agreeing(node, least, greatest).all())
+
+
+def _agreeing(node: Requantise, least: Tensor, greatest: Tensor) -> Tensor:
+    """Return for each channel whether float32 gives the same levels, (C,) bool.
+
+    Both are monotone in the sum, so they agree if they do on both sides of every step.
+    """
+    factor, multiplier, shift = (
+        values.long()[:, None] for values in (node.factor, node.multiplier, node.shift)
+    )
+    bias = node.bias.long()[:, None]
+    level = torch.arange(node.low + 1, node.high + 1)
+    # The first v of a level, about: its neighbours are compared as well.
+    edge = (level - 0.5) * 2.0 ** shift.double() / multiplier.clamp(min=1)
+    middle = ((edge - bias) / factor.clamp(min=1)).clamp(-(2.0**40), 2.0**40).round().long()
+    sums = torch.cat([middle + step for step in (-2, -1, 0, 1, 2)], 1)
+    sums = torch.minimum(torch.maximum(sums, least[:, None]), greatest[:, None])
+    value = sums * factor + bias
+    exact = (value * multiplier + ((1 << shift) >> 1)) >> shift
+    product = value.float() * (multiplier.double() * 2.0 ** -shift.double()).float()
+    same = exact.clamp(node.low, node.high) == product.round().clamp(node.low, node.high).long()
+    return same.all(1)
+
+
+__all__ = ["Line", "doubly_rounded", "is_exact_in_float32", "requantise"]
