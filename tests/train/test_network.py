@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import softstair as ss
 from networks import HeadFirst
 from softstair._errors import SoftstairError
-from softstair.data import Dataset, load
+from softstair.data import load
 from softstair.models import last_layer
 from softstair.train import Recipe, RunError, train, trained_network
 from softstair.train.execution import choose_threads
-from softstair.train.network import advice, describe_network, make_network, without_effect
+from softstair.train.network import advice, describe_network, make_network
 from softstair.train.records import data_version_of
 from softstair.train.state import State
 
@@ -144,60 +144,6 @@ def test_advice_on_noise_that_leaves_gaps_between_thresholds() -> None:
     assert said(noise="triangular", thresholds="floor") != []
     for harmless in ({"weights": "ternary"}, {"weights": "float"}, {"static_std": False}):
         assert said(noise="triangular", **harmless) == []
-
-
-STATIC = {"static_std": True, "anneal_from": 0.0}
-FLOAT = {"weights": "float", "features": "float"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "idle"),
-    [
-        ({"integer_input": True, "centre_input": False}, {"integer_input", "centre_input"}),
-        ({"thresholds": "floor"}, {"thresholds"}),
-        ({"thresholds": "floor", "features": "uint4"}, set()),
-        ({"first_layer": "ternary"}, {"first_layer"}),
-        ({"first_layer": "int8", "first_rate": 2.0}, set()),
-        ({"forward": "hard", "noise": "triangular"}, {"forward"}),
-        ({"forward": "hard", "noise": "normal"}, set()),
-        ({"forward": "hard", "std0": 0.5}, set()),
-        ({"forward": "hard", "static_mean": False}, set()),
-        ({"optimiser": "adamw", "momentum": 0.5}, {"optimiser", "momentum"}),
-        ({"optimiser": "adamw", "weight_decay": 0.1}, set()),
-        ({"optimiser": "sgd", "momentum": 0.5}, set()),
-        ({"drop": 1.0, "drop_factor": 0.5}, set()),
-        ({"drop": 3.0, "drop_factor": 0.5}, {"drop", "drop_factor"}),
-        ({"rate_shape": "cosine", "drop": 1.0}, {"drop"}),
-        ({**STATIC, "interval": "overlapped"}, {"interval"}),
-        ({"interval": "overlapped"}, set()),
-        ({**FLOAT, "forward": "random", "sums": "none"}, {"forward", "sums"}),
-        ({"limit": 160}, set()),
-        ({"limit": 1000}, {"limit"}),
-        ({"quanta": "learned", "quantum_rate": 0.1}, set()),
-        ({"quantum_rate": 0.1}, {"quantum_rate"}),
-        ({"sums": "none", "truncate": False}, {"sums", "truncate"}),
-    ],
-)
-def test_settings_without_an_effect_are_known(
-    changes: dict[str, Any], idle: set[str], narrow_digits: None
-) -> None:
-    base = Recipe(epochs=2, batch=32, period=0.5)
-    recipe, data = replace(base, **changes), load("digits").sample(160)
-    state = State(recipe, make_network(recipe, data), len(data), torch.device("cpu"))
-    state.dataset = data
-    assert set(without_effect(state, base)) == idle
-
-
-@pytest.mark.parametrize("numbers", [(120.7, 60.0, None), (128.0, 64.0, (100.0, 64.0))])
-def test_input_and_sums_that_have_an_effect(numbers: tuple[Any, ...], narrow_digits: None) -> None:
-    mean, std, centred = numbers
-    x = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
-    data = Dataset("x", x, torch.arange(8), tuple("abcdefgh"), mean, std, centred=centred)
-    base = Recipe(epochs=2, batch=4, model="resnet8", period=0.2)
-    recipe = replace(base, sums="none", integer_input=True, centre_input=False)
-    state = State(recipe, make_network(recipe, data), len(data), torch.device("cpu"))
-    state.dataset = data
-    assert without_effect(state, base) == ["integer_input" if centred else "centre_input"]
 
 
 def test_small_networks_train_on_one_thread() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
 
-from softstair.cli._args import flags_in, spelling
+from softstair.cli._args import flags_in
 from softstair.cli._table import Console, bars
 from softstair.train.parallel import Interrupted
 from softstair.train.progress import Event
@@ -148,8 +148,6 @@ class Progress:
             self.note(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
         for advice in event["advice"]:
             self._note_once(advice, f"warning: {flags_in(advice)}.")
-        if unused := ", ".join(map(spelling, event.get("unused", ()))):
-            self._note_once(unused, f"without effect on the result here: {unused}.")
         if (exports := event.get("exports")) and self._verb == "train":
             self._note_once(exports, f"{flags_in(exports).rstrip('.')}.")
 

@@ -167,8 +167,6 @@ class Command:
                 self.jobs, self.device, len(left), threads or self.threads
             )
             with Progress("train", self.resume) as progress:
-                if self.recipe.data == "digits" and self.data_dir != Command.data_dir:
-                    progress.note("the digits are embedded: --data-dir has no effect.")
                 if len(left) < 2 or count(None) == 1:
                     for recipe, path in left:
                         self._train_here(recipe, path, progress)
@@ -209,8 +207,7 @@ class Command:
 
     def _settings(self) -> dict[str, Any]:
         names = ("data_dir", "device", "resume", "threads", "tensorboard")
-        base = preset(self.preset).rescaled(self.recipe.epochs)  # from which the flags differ
-        return {"base": base, **{name: getattr(self, name) for name in names}}
+        return {name: getattr(self, name) for name in names}
 
     def _again(self, out: Path) -> str:
         """Return the command that continues what is in a directory, if it holds a run."""

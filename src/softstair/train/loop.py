@@ -243,7 +243,6 @@ def _train(
         "step": state.execution.to_json(),
         **digests,
     }
-    state.dataset = dataset
     described, state.exports = describe_network(state.network, recipe, dataset)
     run.begin(config, described)
     run.resume(state)

@@ -1,6 +1,5 @@
 """The network of a recipe: as it starts, as a run has trained it, and what to expect of it."""
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,10 @@ from softstair.convert.sites import matches
 from softstair.data import Dataset
 from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
-from softstair.nn import StairLayer, StairWeight, stair_modules
+from softstair.nn import StairLayer, StairWeight
 from softstair.ste import Estimator
 from softstair.train import checkpoint
-from softstair.train.optimiser import parameter_groups
-from softstair.train.options import REPLACED, describe
-from softstair.train.recipe import NoiseOptions, Recipe
+from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, recipe_of
 from softstair.train.state import State
 
@@ -31,8 +28,6 @@ FEW_LEVELS = 3
 """Stairs with so few levels train well although the noise leaves gaps between thresholds."""
 WEAK_SLOPE = 0.1
 """Relative to the slope at a threshold; where it is weaker, weights hardly move."""
-ON_STAIRS = [*describe(NoiseOptions), *"sums shortcuts last_layer skip quanta clip_latent".split()]
-"""The fields that a float network has no use for."""
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -254,58 +249,6 @@ def advice(state: State) -> list[str]:
             f"about {reach:.2g}: raise `period`, `epochs` or `learning_rate`"
         )
     return warnings
-
-
-def without_effect(state: State, base: Recipe) -> list[str]:
-    """Return the fields in which the recipe differs from another, but not its result."""
-    names = []
-    for name in state.recipe.differences(base):
-        with contextlib.suppress(SoftstairError):  # the other value does not go with the rest
-            other = replace(state.recipe, **{name: getattr(base, name)})
-            if _effect(name, state.recipe, state) == _effect(name, other, state):
-                names.append(name)
-    return names
-
-
-def _effect(name: str, recipe: Recipe, state: State) -> Any:
-    """Return what a field of a recipe decides here; None if it has nothing to act on."""
-    value, data, kind = getattr(recipe, name), state.dataset, str(recipe.optimiser)
-    scheduled = any(stair.scheduled for _, stair in stair_modules(state.network))
-    moves = recipe.is_annealed or recipe.noise_schedule is not None
-    drops = recipe.rate_shape == "drop" and (recipe.drop or 0.0) < recipe.epochs
-    sizes = len(data), len(data.y if data.test_y is None else data.test_y)
-    acts = {
-        **dict.fromkeys(ON_STAIRS, not recipe.is_float),
-        **dict.fromkeys(("interval", "power", "period", "update", "freeze"), moves),
-        **{"forward": scheduled, "truncate": False, "limit": value in sizes},
-        **{"momentum": not kind.startswith("adam"), "folds": recipe.fold != "all"},
-        **{"drop": drops, "drop_factor": drops and recipe.drop is not None},
-    }
-    if not acts.get(name, True):
-        return None
-    if name in ("integer_input", "centre_input"):
-        return data.numbers(recipe.integer_input, recipe.centre_input)
-    if name in REPLACED:
-        return recipe.stair("weights"), recipe.stair("features"), recipe.stair("first_layer")
-    if name in ("sums", "gradient_margin"):
-        with torch.random.fork_rng([]):
-            stairs = stair_modules(make_network(recipe, data))
-        return [(place, repr(stair), stair.longer_stair(False)) for place, stair in stairs]
-    if name == "optimiser" or name.endswith(("rate", "decay")):
-        groups = parameter_groups(state.network, recipe)
-        if not any(group["weight_decay"] for group in groups):
-            kind = kind.replace("adamw", "adam")
-        return kind, [{**group, "params": list(map(id, group["params"]))} for group in groups]
-    if name == "forward" and value == "mode" and recipe.noise_schedule is None:
-        schedule, noise = recipe.schedule(1), noises.get(recipe.noise)
-        # Thresholds are a quantum apart: one at a time leaves σ(x) the most probable level.
-        is_narrow = schedule.first_mean == 0 and schedule.std0 * noise.support < 0.5 + 1e-9
-        return "hard" if is_narrow else value
-    if name == "quanta":
-        return recipe.calibrates, value == "learned"
-    if name in ("precision", "compile", "capture") and state.device.type == "cpu":
-        return recipe.precision_on(state.device), recipe.compile == "always"
-    return value
 
 
 def _has_gaps(weights: StairWeight, std0: float) -> bool:

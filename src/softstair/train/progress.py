@@ -11,7 +11,7 @@ import torch
 
 from softstair._errors import SoftstairError, import_extra
 from softstair.train.loop import train
-from softstair.train.network import advice, without_effect
+from softstair.train.network import advice
 from softstair.train.parallel import rank
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
@@ -26,8 +26,8 @@ PAUSE = 0.1
 class EventSender:
     """A watcher that calls ``send`` with an event for the beginning, each epoch and some steps."""
 
-    def __init__(self, send: Callable[[Event], None], base: Recipe | None = None) -> None:
-        self._send, self._base = send, base
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        self._send = send
 
     def part(self, name: str) -> "EventSender":
         """Return the watcher of a run that is trained first; its events have a ``part``."""
@@ -47,8 +47,6 @@ class EventSender:
         process = {"process": os.getpid(), "threads": torch.get_num_threads()}
         notes: Event = {"advice": advice(state)}
         if position["done"] == 0:  # else it was said when the run began
-            # Of the fields that differ from the recipe of the preset.
-            notes["unused"] = without_effect(state, self._base or state.recipe)
             notes["exports"] = state.exports
         # The first step of these takes up to half a minute on a machine that never ran it.
         compiles = state.execution.captured or state.execution.compiled
@@ -139,12 +137,11 @@ def train_with_events(
     send: Callable[[Event], None],
     recipe: Recipe,
     out: Path,
-    base: Recipe | None = None,
     tensorboard: bool = False,
     **settings: Any,
 ) -> None:
     """Train a run, and send its events; ``settings`` are other arguments of ``train``."""
-    sender = EventSender(send, base)
+    sender = EventSender(send)
     watchers: list[Any] = [sender]
     with contextlib.ExitStack() as stack:
         if tensorboard and rank() == 0:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins
 from softstair.anneal import Annealer
-from softstair.data import Dataset
 from softstair.nn import layer_count, stair_modules
 from softstair.schedule import NoisePath
 from softstair.train import parallel
@@ -41,12 +40,10 @@ class State:
         history: Metrics of each complete epoch.
         own_loss: The recipe's own loss, a function of (scores, labels); or None.
         teacher: Returns the loss with a teacher, from (cross entropy, scores, inputs); or None.
-        dataset: The data set, cut to the recipe's limit.
         exports: One sentence: whether the network exports exactly; None for a float network.
         start_advice: A warning about the float run that the network starts from, or None.
     """
 
-    dataset: Dataset
     exports: str | None = None
     start_advice: str | None = None
     own_loss: Callable[[Tensor, Tensor], Tensor] | None = None
