@@ -62,8 +62,8 @@ def test_status_shows_everything_and_fits_its_width(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = tmp_path / "with [bold]brackets[/] and room"
-    (root / "cifar-10-batches-py").mkdir(parents=True)
-    (root / "cifar-10-batches-py" / "data_batch_1").write_text("x")
+    (root / "cifar-10-batches-bin").mkdir(parents=True)
+    (root / "cifar-10-batches-bin" / "data_batch_1.bin").write_text("x")
     for columns in (60, 250):
         monkeypatch.setenv("COLUMNS", str(columns))
         code, out, err = run("data", "status", "--data-dir", root)
@@ -71,7 +71,7 @@ def test_status_shows_everything_and_fits_its_width(
         assert max(map(len, out.splitlines())) <= columns
         assert "[bold]brackets[/]" in "".join(out.split())
     for text in (
-        "cifar-10-batches-py",
+        "cifar-10-batches-bin",
         *("no licence is stated", "Krizhevsky", "non-commercial", "Creative Commons BY 4.0"),
         *(f"data fetch {name} --data-dir '{root}'" for name in SOURCES if name != "digits"),
     ):

@@ -29,14 +29,12 @@ def test_empty_folder_has_only_the_digits(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cifar10_in_both_layouts(tmp_path: Path) -> None:
+def test_cifar10(tmp_path: Path) -> None:
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         sized(tmp_path / "cifar-10-batches-bin" / f"{name}.bin", BATCH)
-        sized(tmp_path / "cifar-10-batches-py" / name, 5)
     rows = {row.where: row for row in survey(tmp_path)}
-    binary, pickled = rows["cifar-10-batches-bin"], rows["cifar-10-batches-py"]
+    binary = rows["cifar-10-batches-bin"]
     assert (binary.state, binary.files, binary.size) == ("complete", 6, 6 * BATCH)
-    assert (pickled.state, pickled.size) == ("complete", 30)
 
 
 def test_svhn_in_both_layouts(tmp_path: Path) -> None:

@@ -190,13 +190,13 @@ def check_file(path: Path, remedy: str, limit: int = LIMIT) -> None:
             raise DataError(path, f"is larger than {limit:,} bytes", remedy)
 
 
-def check_digest(path: Path, algorithm: str, expected: str, remedy: str) -> None:
+def check_digest(path: Path, expected: str, remedy: str) -> None:
     """Raise DataError unless the file at ``path`` has the published digest."""
     check_file(path, remedy)
     with guard(path, "read", remedy), path.open("rb") as file:
-        digest = hashlib.file_digest(file, algorithm).hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != expected:
-        problem = f"is not the published file (its {algorithm} is {digest}, not {expected})"
+        problem = f"is not the published file (its SHA-256 is {digest}, not {expected})"
         raise DataError(path, problem, remedy)
 
 

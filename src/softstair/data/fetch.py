@@ -236,7 +236,6 @@ class DataStatus(NamedTuple):
 
 LAYOUTS = (
     Layout("cifar10", "cifar-10-batches-bin", CIFAR10.target),
-    Layout("cifar10", "cifar-10-batches-py", "cifar-10-batches-py"),
     Layout("svhn", "svhn/*.mat", SVHN_TRAIN.target, SVHN_TEST.target),
     Layout("svhn", "svhn/*.npz", "svhn/train_32x32.npz", "svhn/test_32x32.npz"),
     Layout("speech", "speech_commands_v0.02", SPEECH.target, SPEECH_TEST.target),

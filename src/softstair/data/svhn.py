@@ -69,7 +69,7 @@ def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _read_mat(path: Path) -> tuple[Array, Array]:
     """Return images (N, 32, 32, 3) and labels from X (32, 32, 3, N) and y (N, 1)."""
-    dataset.check_digest(path, "sha256", MAT_SHA256[path.name], REMEDY)  # damaged files crash SciPy
+    dataset.check_digest(path, MAT_SHA256[path.name], REMEDY)  # damaged files crash SciPy
     matlab = import_extra("scipy.io")
     with dataset.guard(path, "read as a MATLAB 5 file", REMEDY):
         arrays = matlab.loadmat(path, variable_names=("X", "y"))
