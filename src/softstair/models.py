@@ -22,7 +22,6 @@ __all__ = [
     "default_for",
     "digits",
     "dscnn",
-    "dscnn_l",
     "first_layer",
     "last_layer",
     "mobilenet",
@@ -80,24 +79,6 @@ def dscnn(classes: int = 12, channels: int = 64, blocks: int = 4) -> nn.Module:
     for number in range(1, blocks + 1):
         stages[f"block{number}"] = _separable(channels, channels)
     pool = nn.Sequential(nn.AvgPool2d((25, 5)), nn.Flatten())
-    return nn.Sequential(OrderedDict(**stages, pool=pool, classifier=last))
-
-
-def dscnn_l(classes: int = 12) -> nn.Module:
-    """DS-CNN L of "Hello Edge" for spoken words: (N, 1, 49, 10) -> (N, classes).
-
-    As :func:`dscnn`, with 276 channels and five blocks; the stem has stride 2 in time alone, and
-    the first block has stride 2.
-
-    >>> sum(parameter.numel() for parameter in dscnn_l().parameters())
-    413724
-    """
-    last = _last(276, classes, bias=False)
-    stem = nn.Conv2d(1, 276, (10, 4), stride=(2, 1), padding=(5, 1), bias=False)
-    stages: dict[str, nn.Module] = {"stem": nn.Sequential(*_normalised(stem))}
-    for number in range(1, 6):
-        stages[f"block{number}"] = _separable(276, 276, stride=2 if number == 1 else 1)
-    pool = nn.Sequential(nn.AvgPool2d((13, 5)), nn.Flatten())
     return nn.Sequential(OrderedDict(**stages, pool=pool, classifier=last))
 
 
@@ -280,11 +261,6 @@ NETWORKS: dict[str, Entry] = {
         lambda classes, channels: mobilenet(classes, channels, size=16),
         (None, 16, 16),
         "MobileNetV1-0.25 for small images, 214 k parameters",
-    ),
-    "dscnn-l": Entry(
-        lambda classes, channels: dscnn_l(classes),
-        (1, 49, 10),
-        "DS-CNN L, five blocks of 276 channels for spoken words, 414 k parameters",
     ),
     "digits": Entry(
         lambda classes, channels: digits(classes),
