@@ -39,7 +39,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cutout": {"cutout": 10},
     "cutmix": {"cutmix": 0.5},
     "mixup": {"mixup": 0.3},
-    "random erasing": {"erase": 0.25},
     "label smoothing": {"label_smoothing": 0.1},
     "clipped gradient": {"clip_gradient": 1.0},
     "INT8 first layer": {"first_layer": "int8"},

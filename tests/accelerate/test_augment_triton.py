@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from softstair import _accelerate
-from softstair.data.augment import ROWS, Augmentation, Draws
+from softstair.data.augment import ROWS, Augmentation, draw
 from softstair.data.batches import Examples
 from softstair.train.execution import use_batch_kernel
 
@@ -25,7 +25,7 @@ MEAN, STD = 101.3, 37.7
 
 OPTIONS: list[dict[str, Any]] = [
     {"augment": "crop"}, {"augment": "crop-flip"}, {"augment": "shift"}, {"cutout": 3},
-    {"cutout": 4}, {"erase": 0.7}, {"mixup": 0.9}, {"cutmix": 0.8}, {"time_mask": 4},
+    {"cutout": 4}, {"mixup": 0.9}, {"cutmix": 0.8}, {"time_mask": 4},
     {"coefficient_mask": 50},
 ]  # fmt: skip
 PAIRS = [
@@ -33,12 +33,12 @@ PAIRS = [
     for first, second in itertools.combinations(OPTIONS, 2)
     if first.keys().isdisjoint(second) and {"mixup", "cutmix"} != {*first, *second}
 ]
-ALL = {"augment": "crop-flip", "cutout": 3, "erase": 0.7, "time_mask": 4, "coefficient_mask": 2}
+ALL = {"augment": "crop-flip", "cutout": 3, "time_mask": 4, "coefficient_mask": 2}
 CASES = [{}, *OPTIONS, *PAIRS, {**ALL, "mixup": 0.9}, {**ALL, "cutmix": 0.8}]
 
 
-def reference(x: Tensor, augmentation: Augmentation, draws: Draws) -> tuple[Tensor, Tensor | None]:
-    moved = augmentation.move_and_erase(x, draws)
+def reference(x: Tensor, augmentation: Augmentation, draws: Tensor) -> tuple[Tensor, Tensor | None]:
+    moved = augmentation.move(x, draws)
     return augmentation.mix(augmentation.mask((moved.float() - MEAN) / STD, draws), draws)
 
 
@@ -52,8 +52,8 @@ def test_the_kernel_gives_what_torch_gives_with_the_same_draws(options: dict[str
         indices = torch.randperm(11, generator=generator)[:count]
         augmentation = Augmentation(**options)
         for _ in range(2):
-            draws = augmentation.draw(x, count, generator)
-            given = (x, y, indices, draws.uniform, draws.noise, MEAN, STD, vars(augmentation))
+            draws = draw(count, generator, x.device)
+            given = (x, y, indices, draws, MEAN, STD, vars(augmentation))
             inputs, labels, share = augment_triton.batch(*given)
             expected, expected_share = reference(x[indices], augmentation, draws)
             tolerance = 1e-6 if augmentation.mixup else 0.0
@@ -70,11 +70,11 @@ def test_extreme_draws_stay_inside() -> None:
     x = torch.arange(2 * 36, dtype=torch.uint8).reshape(2, 1, 6, 6)
     augmentation = Augmentation("crop-flip", cutout=3, time_mask=6, coefficient_mask=6, cutmix=1.0)
     for number in (0.0, 1 - 2**-24):
-        draws = Draws(torch.full((len(ROWS), 2), number))
+        draws = torch.full((len(ROWS), 2), number)
         indices = torch.arange(2)
-        given = (x, indices, indices, draws.uniform, None, 0.0, 1.0, vars(augmentation))
+        given = (x, indices, indices, draws, 0.0, 1.0, vars(augmentation))
         inputs, _, share = augment_triton.batch(*given)
-        moved = augmentation.mask(augmentation.move_and_erase(x, draws).float(), draws)
+        moved = augmentation.mask(augmentation.move(x, draws).float(), draws)
         expected, expected_share = augmentation.mix(moved, draws)
         assert torch.equal(inputs, expected)
         assert share == expected_share
@@ -90,7 +90,7 @@ def test_the_kernel_compiles_for_a_gpu_without_the_interpreter(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     constants = {name.upper(): value for name, value in vars(Augmentation(**options)).items()}
     constants |= dict(CHANNELS=3, HEIGHT=32, WIDTH=32, BLOCK=augment_triton.BLOCK)
-    types = {"x_ptr": "*u8", "noise_ptr": "*u8", "y_ptr": "*i64", "labels_ptr": "*i64"}
+    types = {"x_ptr": "*u8", "y_ptr": "*i64", "labels_ptr": "*i64"}
     types |= {"indices_ptr": "*i64", "random_ptr": "*fp32", "inputs_ptr": "*fp32"}
     types |= {"share_ptr": "*fp32", "n": "i32"}
     kernel = augment_triton.batch_kernel
@@ -106,12 +106,12 @@ def test_the_kernel_compiles_for_a_gpu_without_the_interpreter(
 
 def test_examples_use_the_kernel_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randint(256, (4, 1, 6, 6), dtype=torch.uint8, generator=Generator().manual_seed(0))
-    augmentation, indices = Augmentation("crop-flip", erase=0.7), torch.tensor([2, 0])
+    augmentation, indices = Augmentation("crop-flip", cutout=3), torch.tensor([2, 0])
     plain = Examples(x, torch.arange(4), MEAN, STD)
     assert use_batch_kernel(plain).kernel is None
     monkeypatch.setattr(_accelerate, "can_fuse", lambda device: True)
     examples = use_batch_kernel(Examples(x, torch.arange(4), MEAN, STD))
     inputs, labels, _ = examples.batch(indices, augmentation, Generator().manual_seed(1))
-    draws = augmentation.draw(x, 2, Generator().manual_seed(1))
+    draws = draw(2, Generator().manual_seed(1), x.device)
     assert torch.equal(inputs, reference(x[indices], augmentation, draws)[0])
     assert torch.equal(labels, indices)

@@ -11,7 +11,6 @@ from softstair.data.augment import (
     cut,
     cutmix,
     cutout,
-    erase,
     flip,
     mask,
     mixup,
@@ -106,37 +105,6 @@ def test_cutout_sets_a_square_around_a_random_pixel_to_zero():
     assert int(zeros.max()) == 3 * 4 * 4
 
 
-def boxes(changed: Tensor) -> np.ndarray:
-    """Return (first row, first column, rows, columns) of the rectangle of each changed image."""
-    rectangles = []
-    for image in changed.numpy().any(1):
-        rows, columns = image.any(1).nonzero()[0], image.any(0).nonzero()[0]
-        rectangles.append((rows[0], columns[0], np.ptp(rows) + 1, np.ptp(columns) + 1))
-        assert image.sum() == rectangles[-1][2] * rectangles[-1][3]
-    return np.array(rectangles)
-
-
-def test_erase_replaces_rectangles_by_random_bytes():
-    x = torch.zeros(1000, 16, 32, 32, dtype=torch.uint8)
-    is_erased = erase(x[:, :1], 0.25, Generator().manual_seed(0)).flatten(1).any(1)
-    assert abs(int(is_erased.sum()) - 250) < 4 * 14  # four standard deviations
-    # With 16 channels, a pixel of noise is nearly never zero in all of them.
-    noise = erase(x, 1.0, Generator().manual_seed(1))
-    rectangles = boxes(noise)
-    areas = rectangles[:, 2] * rectangles[:, 3] / 1024
-    assert 0.015 < areas.min() < 0.04
-    assert 0.30 < areas.max() < 0.35
-    assert abs(areas.mean() - 0.175) < 0.01
-    ratios = rectangles[:, 2] / rectangles[:, 3]
-    assert abs(np.log(ratios).mean()) < 0.1
-    assert ratios.max() < 4
-    assert rectangles[:, 0].min() == rectangles[:, 1].min() == 0
-    assert (rectangles[:, :2] + rectangles[:, 2:]).max() == 32
-    values = noise[noise > 0].float()  # uniform from 1 to 255
-    assert abs(float(values.mean()) - 128) < 1
-    assert abs(float(values.std()) - 255 / 12**0.5) < 1
-
-
 @pytest.mark.parametrize(("axis", "longest"), [(2, 8), (3, 2), (3, 50)])
 def test_mask_hides_up_to_so_many_frames_or_coefficients(axis, longest):
     x = torch.rand(3000, 1, 49, 10) + 1
@@ -194,14 +162,14 @@ def test_cutmix_replaces_a_rectangle_around_a_uniform_centre():
     assert max(shares) <= 0.55
 
 
-def test_a_batch_is_moved_and_erased_as_bytes_then_normalised_and_masked():
+def test_a_batch_is_moved_as_bytes_then_normalised_and_masked():
     x, y = images(12, (1, 8, 8)), torch.arange(12)
     examples, indices = Examples(x, y, mean=100.0, std=32.0), torch.tensor([3, 1, 11, 0])
-    augmentation = Augmentation("crop-flip", cutout=3, erase=0.5, time_mask=2, coefficient_mask=2)
+    augmentation = Augmentation("crop-flip", cutout=3, time_mask=2, coefficient_mask=2)
     inputs, labels, share = examples.batch(indices, augmentation, Generator().manual_seed(4))
     assert share is None
     draw = Generator().manual_seed(4)
-    expected = erase(flip(crop(x[indices], generator=draw), draw), 0.5, draw)
+    expected = flip(crop(x[indices], generator=draw), draw)
     expected = cutout((expected.float() - 100) / 32, 3, draw)
     expected = mask(mask(expected, 2, 2, draw), 3, 2, draw)
     assert torch.equal(inputs, expected)
@@ -218,7 +186,6 @@ EVERYTHING = {
     "flip": flip,
     "shift": shift,
     "cutout": lambda x, generator=None: cutout(x, 3, generator),
-    "erase": lambda x, generator=None: erase(x, 0.5, generator),
     "mask": lambda x, generator=None: mask(x, 3, 4, generator),
     "mixup": lambda x, generator=None: mixup(x.float(), 0.5, generator)[0],
     "cutmix": lambda x, generator=None: cutmix(x, 0.5, generator)[0],
@@ -241,7 +208,7 @@ def test_the_generator_determines_the_result(name):
     "augmentation",
     [
         Augmentation("shift", cutout=8, time_mask=5, coefficient_mask=5, mixup=0.5),
-        Augmentation("crop-flip", erase=0.5, cutmix=0.5),
+        Augmentation("crop-flip", cutmix=0.5),
     ],
 )
 def test_augmentation_compiles_to_one_graph(augmentation):

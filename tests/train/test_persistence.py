@@ -65,7 +65,6 @@ RECIPES: dict[str, Recipe] = {
     "all compatible options": recipe(
         augment="crop-flip",
         cutout=3,
-        erase=0.2,
         mixup=0.3,
         init_from="auto",
         teacher="auto",

@@ -32,7 +32,7 @@ BEYOND: dict[str, list[Any]] = {
     "limit": [0], "batch": [1], "epochs": [0], "folds": [1, 10**9], "fold": [5], "seed": [2**63],
     "weight_quantum": [0, -1.0, 1e40], "feature_quantum": [0.0], "std0": [-0.1], "period": [0],
     "learning_rate": [-1e-3, 1e300], "momentum": [1.0], "weight_decay": [-1e-9], "drop": [-1.0],
-    "drop_factor": [-0.1], "erase": [-0.1, 1.5], "mixup": [1.01], "cutmix": [2.0], "cutout": [-1],
+    "drop_factor": [-0.1], "mixup": [1.01], "cutmix": [2.0], "cutout": [-1],
     "label_smoothing": [1.0],
 }  # fmt: skip
 

@@ -4,7 +4,6 @@ It computes what ``Augmentation`` of the training program does, from the same ra
 takes some 25 small kernels there. Constants of the kernel are its fields and those of its module.
 """
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 
@@ -14,11 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 512
-DOWN, RIGHT, FLIP, SHIFT, AREA, RATIO_ROW, IS_ERASED, ERASE_2, ERASE_3 = map(tl.constexpr, range(9))
-CUTOUT_2, CUTOUT_3, LENGTH_2, MASK_2, LENGTH_3, MASK_3 = map(tl.constexpr, range(9, 15))
-SHARE, MIX_2, MIX_3 = map(tl.constexpr, range(15, 18))  # the rows of random numbers
-PAD, MOST_FRAMES, LOG2_RATIO = map(tl.constexpr, (4, 5, math.log2(3.3)))
-LEAST_AREA, AREA_RANGE = map(tl.constexpr, (0.02, 0.33 - 0.02))
+DOWN, RIGHT, FLIP, SHIFT, CUTOUT_2, CUTOUT_3 = map(tl.constexpr, range(6))
+LENGTH_2, MASK_2, LENGTH_3, MASK_3 = map(tl.constexpr, range(6, 10))
+SHARE, MIX_2, MIX_3 = map(tl.constexpr, range(10, 13))  # the rows of random numbers
+PAD, MOST_FRAMES = map(tl.constexpr, (4, 5))
 
 
 @triton.jit
@@ -43,8 +41,8 @@ def _box(middle, root, SIZE: tl.constexpr):
 
 @triton.jit
 def _augmented(
-    example, channel, row, column, x_ptr, indices_ptr, random_ptr, noise_ptr, n, mean, std,
-    AUGMENT: tl.constexpr, CUTOUT: tl.constexpr, ERASE: tl.constexpr, TIME_MASK: tl.constexpr,
+    example, channel, row, column, x_ptr, indices_ptr, random_ptr, n, mean, std,
+    AUGMENT: tl.constexpr, CUTOUT: tl.constexpr, TIME_MASK: tl.constexpr,
     COEFFICIENT_MASK: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -66,18 +64,6 @@ def _augmented(
     first = tl.load(indices_ptr + example) * (CHANNELS * HEIGHT * WIDTH)
     place = (channel * HEIGHT + source_row) * WIDTH + source_column
     value = tl.load(x_ptr + first + place, mask=inside, other=0)
-    if ERASE > 0:
-        area = (LEAST_AREA + AREA_RANGE * tl.load(random + AREA * n)) * (HEIGHT * WIDTH)
-        half = (tl.load(random + RATIO_ROW * n) - 0.5) * LOG2_RATIO
-        root = tl.sqrt_rn(area)
-        rows = tl.minimum(tl.maximum(tl.floor(root * tl.exp2(half) + 0.5), 1.0), HEIGHT)
-        rows = tl.where(tl.load(random + IS_ERASED * n) < ERASE, rows, 0.0)
-        columns = tl.minimum(tl.maximum(tl.floor(root * tl.exp2(-half) + 0.5), 1.0), WIDTH)
-        erased = _is_somewhere(row, tl.load(random + ERASE_2 * n), rows, HEIGHT)
-        erased &= _is_somewhere(column, tl.load(random + ERASE_3 * n), columns, WIDTH)
-        first = example.to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
-        noise_place = noise_ptr + first + (channel * HEIGHT + row) * WIDTH + column
-        value = tl.where(erased, tl.load(noise_place, mask=erased, other=0), value)
     number = tl.div_rn(value.to(tl.float32) - mean, std)
     if CUTOUT > 0:
         down = row + CUTOUT // 2 - _integer(tl.load(random + CUTOUT_2 * n), HEIGHT)
@@ -97,11 +83,10 @@ def _augmented(
 
 @triton.jit
 def batch_kernel(
-    x_ptr, y_ptr, indices_ptr, random_ptr, noise_ptr, inputs_ptr, labels_ptr, share_ptr, n,
-    mean, std, AUGMENT: tl.constexpr, CUTOUT: tl.constexpr, ERASE: tl.constexpr,
-    MIXUP: tl.constexpr, CUTMIX: tl.constexpr, TIME_MASK: tl.constexpr,
-    COEFFICIENT_MASK: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, y_ptr, indices_ptr, random_ptr, inputs_ptr, labels_ptr, share_ptr, n, mean, std,
+    AUGMENT: tl.constexpr, CUTOUT: tl.constexpr, MIXUP: tl.constexpr, CUTMIX: tl.constexpr,
+    TIME_MASK: tl.constexpr, COEFFICIENT_MASK: tl.constexpr, CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute ``BLOCK`` elements of an example in the order (height, width, channels)."""
     example, block = tl.program_id(0), tl.program_id(1)
@@ -109,14 +94,14 @@ def batch_kernel(
     channel, column = offsets % CHANNELS, offsets // CHANNELS % WIDTH
     row = offsets // (CHANNELS * WIDTH)
     number = _augmented(
-        example, channel, row, column, x_ptr, indices_ptr, random_ptr, noise_ptr, n, mean, std,
-        AUGMENT, CUTOUT, ERASE, TIME_MASK, COEFFICIENT_MASK, CHANNELS, HEIGHT, WIDTH,
+        example, channel, row, column, x_ptr, indices_ptr, random_ptr, n, mean, std, AUGMENT,
+        CUTOUT, TIME_MASK, COEFFICIENT_MASK, CHANNELS, HEIGHT, WIDTH,
     )  # fmt: skip
     if MIXUP + CUTMIX > 0:
         share = (MIXUP + CUTMIX) * tl.load(random_ptr + SHARE * n)
         other = _augmented(
-            n - 1 - example, channel, row, column, x_ptr, indices_ptr, random_ptr, noise_ptr, n,
-            mean, std, AUGMENT, CUTOUT, ERASE, TIME_MASK, COEFFICIENT_MASK, CHANNELS, HEIGHT, WIDTH,
+            n - 1 - example, channel, row, column, x_ptr, indices_ptr, random_ptr, n, mean, std,
+            AUGMENT, CUTOUT, TIME_MASK, COEFFICIENT_MASK, CHANNELS, HEIGHT, WIDTH,
         )  # fmt: skip
         if MIXUP > 0:
             near, far = number + share * (other - number), other - (other - number) * (1 - share)
@@ -137,19 +122,18 @@ def batch_kernel(
 
 
 def batch(
-    x: Tensor, y: Tensor, indices: Tensor, uniform: Tensor, noise: Tensor | None, mean: float,
-    std: float, options: Mapping[str, float | str],
+    x: Tensor, y: Tensor, indices: Tensor, uniform: Tensor, mean: float, std: float,
+    options: Mapping[str, float | str],
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return inputs, labels and the share of a mixture for the bytes x at ``indices``.
 
-    ``uniform`` has 18 random numbers of each example, ``noise`` random bytes if parts are erased;
-    ``options`` are the fields of an ``Augmentation``.
+    ``uniform`` has 13 random numbers of each example; ``options`` are the fields of an
+    ``Augmentation``.
     """
     count, (channels, height, width) = len(indices), x.shape[1:]
     inputs = torch.empty((count, *x.shape[1:]), device=x.device, memory_format=torch.channels_last)
     labels, share = y.new_empty(count), inputs.new_empty(())
-    noise = x if noise is None else noise
-    tensors = (x, y, indices.contiguous(), uniform, noise, inputs, labels, share)
+    tensors = (x, y, indices.contiguous(), uniform, inputs, labels, share)
     constants = {name.upper(): value for name, value in options.items()}
     constants["TIME_MASK"] = min(options["time_mask"], height)
     constants["COEFFICIENT_MASK"] = min(options["coefficient_mask"], width)

@@ -1,14 +1,12 @@
-"""Augmentation of a batch: random crops, flips, shifts, erased parts, masks and mixtures.
+"""Augmentation of a batch: random crops, flips, shifts, masks and mixtures.
 
 Every example has random numbers of its own, except for the share of a mixture, which the batch has
 in common. Nothing is read back from the device, so that a training step can be captured.
 
-The functions draw their numbers from a generator, or take them from :class:`Draws`, as a kernel
-that makes whole batches does (``Examples.kernel``). With the same draws, it gives the same.
+The functions draw their numbers from a generator, or take them from :func:`draw`, as a kernel that
+makes whole batches does (``Examples.kernel``). With the same draws, it gives the same.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,39 +14,27 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-AREAS = (0.02, 0.33)
-"""Smallest and largest area of an erased rectangle, as a share of the image."""
-RATIO = 3.3
-"""Largest ratio of the sides of an erased rectangle, either way."""
 PADDING = 4
 """Width of the black frame of :func:`crop`."""
 FRAMES = 5
 """Largest shift of :func:`shift`: 5 frames of 20 ms are the usual 100 ms."""
 
 ROWS = (
-    "down", "right", "flip", "shift", "area", "ratio", "is_erased", "erase_2", "erase_3",
-    "cutout_2", "cutout_3", "length_2", "mask_2", "length_3", "mask_3", "share", "mix_2", "mix_3",
+    "down", "right", "flip", "shift", "cutout_2", "cutout_3", "length_2", "mask_2", "length_3",
+    "mask_3", "share", "mix_2", "mix_3",
 )  # fmt: skip
 """The random numbers of an example; 2 and 3 are the axes of height (time) and width."""
 
 
-@dataclass(frozen=True)
-class Draws:
-    """The random numbers of a batch, drawn at once.
-
-    Attributes:
-        uniform: Uniform numbers in [0, 1): a row for each name in ``ROWS``, a column per example.
-        noise: Random bytes in the shape of the batch, if parts of it are erased.
-    """
-
-    uniform: Tensor
-    noise: Tensor | None = None
-
-
 Moves = Literal["none", "crop", "crop-flip", "shift"]
 """How examples are moved."""
-Source = Generator | Draws | None
-"""Where random numbers come from; None is torch's default generator."""
+Source = Generator | Tensor | None
+"""Random numbers, or where they come from; None is torch's default generator."""
+
+
+def draw(count: int, generator: Generator | None, device: torch.device) -> Tensor:
+    """Return uniform numbers in [0, 1): a row for each name in ``ROWS``, a column per example."""
+    return torch.rand((len(ROWS), count), generator=generator, device=device)
 
 
 @dataclass(frozen=True)
@@ -58,34 +44,26 @@ class Augmentation:
     Attributes:
         augment: "crop", "crop-flip" or "shift": see :func:`crop`, :func:`flip`, :func:`shift`.
         cutout: Side of the square of :func:`cutout`.
-        erase: Probability of :func:`erase`.
         mixup, cutmix: Largest share of the second example in :func:`mixup` or :func:`cutmix`.
         time_mask, coefficient_mask: Largest length of :func:`mask` along the two axes.
     """
 
     augment: Moves = "none"
     cutout: int = 0
-    erase: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
     time_mask: int = 0
     coefficient_mask: int = 0
 
-    def draw(self, x: Tensor, count: int, generator: Generator | None = None) -> Draws:
-        """Draw the numbers of a batch of ``count`` examples of the bytes x, on the device of x."""
-        uniform = torch.rand((len(ROWS), count), generator=generator, device=x.device)
-        noise = _noise(x, (count, *x.shape[1:]), generator) if self.erase else None
-        return Draws(uniform, noise)
-
-    def move_and_erase(self, x: Tensor, generator: Source = None) -> Tensor:
-        """Return bytes after what keeps them bytes: crops, flips, shifts and erased rectangles."""
+    def move(self, x: Tensor, generator: Source = None) -> Tensor:
+        """Return bytes after what keeps them bytes: crops, flips and shifts."""
         if self.augment in ("crop", "crop-flip"):
             x = crop(x, generator=generator)
         if self.augment == "crop-flip":
             x = flip(x, generator=generator)
         if self.augment == "shift":
             x = shift(x, generator=generator)
-        return erase(x, self.erase, generator) if self.erase else x
+        return x
 
     def mask(self, inputs: Tensor, generator: Source = None) -> Tensor:
         """Return normalised inputs with parts of each set to 0, which is the zero point."""
@@ -112,7 +90,7 @@ def crop(x: Tensor, padding: int = PADDING, generator: Source = None) -> Tensor:
     """Pad each image of x (N, C, H, W) with zeros and return a random crop of the original size.
 
     The corner is uniform among (2·padding + 1)² positions. ``generator`` is one on the device of x,
-    or :class:`Draws`.
+    or the draws of a batch.
 
     >>> x = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
     >>> crop(x, padding=1, generator=Generator().manual_seed(1)).squeeze()
@@ -169,25 +147,6 @@ def cutout(x: Tensor, side: int, generator: Source = None) -> Tensor:
     return x.masked_fill(rows & columns, 0)
 
 
-def erase(x: Tensor, probability: float, generator: Source = None) -> Tensor:
-    """Replace a rectangle of each image of bytes by random bytes, with a probability.
-
-    The area is uniform in ``AREAS``, the logarithm of the ratio of the sides in ± log ``RATIO``;
-    then the sides are rounded, and limited to those of the image. The position is uniform.
-    """
-    height, width = x.shape[2:]
-    first, second, third = _uniform(x, generator, "area", "ratio", "is_erased")
-    area = (AREAS[0] + (AREAS[1] - AREAS[0]) * first) * (height * width)
-    half = (second - 0.5) * math.log2(RATIO)  # of the logarithm of the ratio
-    rows = (area.sqrt() * torch.exp2(half) + 0.5).floor().clamp(1, height) * (third < probability)
-    columns = (area.sqrt() * torch.exp2(-half) + 0.5).floor().clamp(1, width)
-    erased = _somewhere(x, 2, rows, generator, "erase")
-    erased = erased & _somewhere(x, 3, columns, generator, "erase")
-    noise = generator.noise if isinstance(generator, Draws) else _noise(x, x.shape, generator)
-    assert noise is not None
-    return torch.where(erased, noise, x)
-
-
 def mask(x: Tensor, axis: int, longest: int, generator: Source = None) -> Tensor:
     """Set consecutive frames (axis 2) or coefficients (axis 3) of each recording to 0.
 
@@ -226,14 +185,14 @@ def cutmix(x: Tensor, largest: float, generator: Source = None) -> tuple[Tensor,
 
 def _uniform(x: Tensor, source: Source, *names: str) -> Tensor:
     """Return a row of uniform numbers in [0, 1) for each name, with one for each example of x."""
-    if isinstance(source, Draws):
-        return torch.stack([source.uniform[ROWS.index(name)] for name in names])
+    if isinstance(source, Tensor):
+        return torch.stack([source[ROWS.index(name)] for name in names])
     return torch.rand((len(names), len(x)), generator=source, device=x.device)
 
 
 def _integers(x: Tensor, count: int, source: Source, *names: str) -> Tensor:
     """Return a row for each name of uniform integers from 0 to ``count`` − 1."""
-    if isinstance(source, Draws):
+    if isinstance(source, Tensor):
         return (_uniform(x, source, *names) * count).long()
     return torch.randint(count, (len(names), len(x)), generator=source, device=x.device)
 
@@ -241,11 +200,6 @@ def _integers(x: Tensor, count: int, source: Source, *names: str) -> Tensor:
 def _common(x: Tensor, source: Source, *names: str) -> Tensor:
     """Return uniform numbers that the examples of a batch have in common."""
     return _uniform(x[:1], source, *names)[:, 0]
-
-
-def _noise(x: Tensor, shape: Sequence[int], generator: Generator | None) -> Tensor:
-    """Return random bytes of a shape."""
-    return torch.randint(256, shape, generator=generator, device=x.device, dtype=x.dtype)
 
 
 def _somewhere(x: Tensor, axis: int, length: Tensor, source: Source, name: str) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Generator, Tensor
 
-from softstair.data.augment import Augmentation
+from softstair.data.augment import Augmentation, draw
 
 PLAIN = Augmentation()
 
@@ -43,10 +43,9 @@ class Examples:
         The share is None without ``mixup`` and ``cutmix``.
         """
         if self.kernel is not None:
-            draws = augmentation.draw(self.x, len(indices), generator)
-            tensors = (self.x, self.y, indices, draws.uniform, draws.noise)
+            tensors = self.x, self.y, indices, draw(len(indices), generator, self.x.device)
             return self.kernel(*tensors, self.mean, self.std, vars(augmentation))
-        x = augmentation.move_and_erase(self.x[indices], generator)
+        x = augmentation.move(self.x[indices], generator)
         inputs = augmentation.mask(self.normalised(x), generator)
         inputs, share = augmentation.mix(inputs, generator)
         return inputs, self.y[indices], share

@@ -136,7 +136,7 @@ AUGMENTATIONS = {
 """The augmentations of each data set; a data set of the user's own has all of them."""
 UNSUITED = {
     **dict.fromkeys(IMAGES, ("time_mask", "coefficient_mask")),
-    "speech": ("cutout", "erase"),
+    "speech": ("cutout",),
 }
 """The fields that must be 0 for a data set."""
 
@@ -164,11 +164,6 @@ class DataOptions(Options):
         "none", "Images: random crops after padding by 4, and flips. Speech: shifts up to 0.1 s."
     )
     cutout: int = option(0, "Side of a random square of each image that is set to 0.", within=COUNT)
-    erase: float = option(
-        0.0,
-        "Probability that a rectangle of 2 to 33 % of an image is replaced by noise.",
-        within=SHARE,
-    )
     mixup: float = option(0.0, "Largest share of a second example in a mixture.", within=SHARE)
     cutmix: float = option(
         0.0, "Largest share of the area that a second example replaces.", within=SHARE
