@@ -292,15 +292,13 @@ def test_latent_weights_are_clipped_to_the_learned_quantum():
         assert next(entry.edge for entry in health if entry.name == "stem weights") == 1.0
 
 
-def test_quanta_have_a_rate_of_their_own_and_no_decay():
-    options = OptimiserOptions(
-        learning_rate=0.1, quantum_rate=0.02, weight_decay=0.3, last_rate=0.5
-    )
+def test_quanta_have_the_plain_rate_and_no_decay():
+    options = OptimiserOptions(learning_rate=0.1, norm_rate=3.0, weight_decay=0.3)
     net = learned()
     groups = {p: g for g in parameter_groups(net, options) for p in g["params"]}
     for name, parameter in net.named_parameters():
         is_quantum = name.endswith("log_ratio")
-        assert (groups[parameter]["lr"] == 0.02) is is_quantum
+        assert not is_quantum or groups[parameter]["lr"] == 0.1
         assert groups[parameter]["weight_decay"] == (0.0 if is_quantum else 0.3)
 
 

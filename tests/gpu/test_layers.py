@@ -510,7 +510,7 @@ def test_a_step_is_captured_at_the_end_of_an_epoch() -> None:
 
 
 OPTIONS = {
-    "latent_rate": 0.03, "norm_rate": 0.3, "last_rate": 0.1, "rate_shape": "cosine",
+    "latent_rate": 0.03, "norm_rate": 0.3, "rate_shape": "cosine",
     "warm_up": 0.25, "weight_decay": 0.1, "norm_decay": 0.0, "clip_gradient": 1.0,
     "clip_latent": True, "label_smoothing": 0.1, "anneal_from": "50%", "period": None,
 }  # fmt: skip

@@ -67,7 +67,7 @@ def sgd(p: Tensor, gradients: list[Tensor], rates: list[float], decay: float) ->
 def test_groups_have_their_own_rates_and_decay(name: str, update: Any) -> None:
     """Latent weights, normalisations and last layer: three updates with a cosine and warm-up."""
     state, step = begun(
-        optimiser=name, learning_rate=0.01, latent_rate=0.02, norm_rate=0.3, last_rate=0.1,
+        optimiser=name, learning_rate=0.01, latent_rate=0.02, norm_rate=0.3,
         weight_quantum=0.5, weight_decay=0.1, norm_decay=0.0, rate_shape="cosine", warm_up=1.0,
     )  # fmt: skip
     assert state.steps == 2
@@ -80,7 +80,7 @@ def test_groups_have_their_own_rates_and_decay(name: str, update: Any) -> None:
     for number, (key, parameter) in enumerate(state.network.named_parameters()):
         rate, decay = (0.02 * quantum, 0.1) if parameter.dim() > 1 else (0.003, 0.0)
         if key.startswith("classifier"):
-            rate = 0.001
+            rate = 0.01
         gradients = [gradient[number][1] for gradient in seen]
         expected = update(seen[0][number][0], gradients, [rate * f for f in factors], decay)
         torch.testing.assert_close(parameter.detach(), expected, msg=key)
@@ -113,12 +113,12 @@ def test_without_new_options_there_is_one_group() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, ss.Stair.linear(8, signed=True, quantum=2**-7)])
-def test_the_first_layer_has_its_own_rate_unless_it_is_latent(weights: ss.Stair | None) -> None:
+def test_the_first_and_the_last_layer_have_the_plain_rate_unless_they_are_latent(
+    weights: ss.Stair | None,
+) -> None:
     stair = ss.Stair.ternary(quantum=0.5)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    options = OptimiserOptions(
-        learning_rate=1.0, latent_rate=0.2, norm_rate=3.0, first_rate=5.0, last_rate=7.0
-    )
+    options = OptimiserOptions(learning_rate=1.0, latent_rate=0.2, norm_rate=3.0)
 
     def rates(first: ss.Stair | None) -> dict[str, float]:
         kinds = {"0": first, "2": stair}
@@ -127,11 +127,11 @@ def test_the_first_layer_has_its_own_rate_unless_it_is_latent(weights: ss.Stair 
         rates = {id(p): group["lr"] for group in groups for p in group["params"]}
         return {name: rates[id(p)] for name, p in network.named_parameters()}
 
-    others = {"0.bias": 3.0, "2.weight": 0.1, "2.bias": 3.0, "4.weight": 7.0, "4.bias": 7.0}
-    assert rates(weights) == {"0.weight": 5.0, **others}
+    others = {"0.bias": 3.0, "2.weight": 0.1, "2.bias": 3.0, "4.weight": 1.0, "4.bias": 1.0}
+    assert rates(weights) == {"0.weight": 1.0, **others}
     assert rates(stair) == {"0.weight": 0.1, **others}
     float_rates = [group["lr"] for group in parameter_groups(model, options)]
-    assert sorted(float_rates) == [1.0, 3.0, 7.0]
+    assert sorted(float_rates) == [1.0, 3.0]
 
 
 def test_clipped_gradients_have_the_largest_norm_that_is_allowed() -> None:
@@ -258,12 +258,12 @@ def test_rates_follow_their_shape(shape: Any) -> None:
 
 
 def test_the_last_layer_is_the_last_that_is_called() -> None:
-    chosen = recipe(last_rate=5.0, first_rate=7.0, latent_rate=0.5, learning_rate=1.0)
+    chosen = recipe(norm_rate=5.0, latent_rate=0.5, learning_rate=1.0)
     network = make_network(chosen, load("digits"), HeadFirst())
     names = {parameter: name for name, parameter in network.named_parameters()}
     groups = parameter_groups(network, chosen)
     rates = {names[key]: group["lr"] for group in groups for key in group["params"]}
     assert rates == {
-        "head.weight": 5.0, "head.bias": 5.0, "body.weight": 0.5,
-        "norm.weight": 1.0, "norm.bias": 1.0,
+        "head.weight": 1.0, "head.bias": 1.0, "body.weight": 0.5,
+        "norm.weight": 5.0, "norm.bias": 5.0,
     }  # fmt: skip

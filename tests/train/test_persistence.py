@@ -69,11 +69,9 @@ RECIPES: dict[str, Recipe] = {
         init_from="auto",
         teacher="auto",
         first_layer="int8",
-        first_rate=0.5,
         optimiser="adamw",
         latent_rate=0.03,
         norm_rate=0.3,
-        last_rate=0.1,
         rate_shape="cosine",
         warm_up=0.5,
         weight_decay=0.1,
@@ -85,7 +83,6 @@ RECIPES: dict[str, Recipe] = {
         period=None,
         forward="random",
         quanta="learned",
-        quantum_rate=0.02,
     ),
     "sgd, dropping, not truncated": recipe(
         optimiser="sgd", learning_rate=0.05, drop=1.0, weight_decay=1e-4, truncate=False, period=0.4
@@ -96,9 +93,7 @@ RECIPES: dict[str, Recipe] = {
     "frozen": recipe(freeze=True, period=0.4),
     "float": recipe(weights="float", features="float"),
     "bfloat16": recipe(precision="bfloat16", limit=45, batch=7),
-    "learned quanta": recipe(
-        quanta="learned", quantum_rate=0.02, weights="int4", features="uint4", clip_latent=True
-    ),
+    "learned quanta": recipe(quanta="learned", weights="int4", features="uint4", clip_latent=True),
 }
 
 

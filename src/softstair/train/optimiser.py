@@ -19,7 +19,6 @@ INSIDE = 1 - 1e-4
 """Of the half-width of the noise: latent weights that are clipped keep a positive density."""
 DEFAULT_LATENT_RATE = 0.03
 """Of latent weights whose stairs are given by name, in quanta."""
-FACTOR = "Factor of the learning rate of"
 
 
 @dataclass(frozen=True)
@@ -42,19 +41,11 @@ class OptimiserOptions(Options):
         "with the weights (auto: calibrated with bits, else fixed).",
         "architecture",
     )
-    quantum_rate: float | None = option(
-        None,
-        "Initial learning rate of learned quanta, relative to the quantum (None: the learning "
-        "rate).",
-        within=RATE,
-    )
-    norm_rate: float = option(1.0, f"{FACTOR} normalisations and biases.", within=RATE)
-    first_rate: float = option(
+    norm_rate: float = option(
         1.0,
-        f"{FACTOR} the first layer's weights, if their stair is not that of the others.",
+        "Factor of the learning rate of normalisations and biases, but those of the last layer.",
         within=RATE,
     )
-    last_rate: float = option(1.0, f"{FACTOR} a last layer in float.", within=RATE)
     rate_shape: Literal["drop", "cosine", "linear", "flat-then-linear"] = option(
         "drop",
         "Learning rate over the run: one drop, or a fall to 0 along a cosine or a line; "
@@ -148,18 +139,16 @@ def parameter_groups(network: nn.Module, options: OptimiserOptions) -> list[dict
     for parameter in network.parameters():
         rates[parameter] = rate * options.norm_rate if parameter.dim() < 2 else rate
     for layer in layers[-1:]:
-        rates |= {parameter: rate * options.last_rate for parameter in layer.parameters()}
+        rates |= {parameter: rate for parameter in layer.parameters()}
     quantised = [layer for layer in layers if isinstance(layer, StairLayer)]
     counts = Counter(len(layer.weight_stair.stair) for layer in reversed(quantised))
     for layer in layers:
         own = layer.weight_stair if layer in quantised else None
         if own is not None and len(own.stair) == counts.most_common(1)[0][0]:
             rates[layer.weight] = options.latent_rate_for(float(own.quantum.double().mean()))
-        elif layer is layers[0] and quantised:
-            rates[layer.weight] = rate * options.first_rate
     stairs = [stair for _, stair in stair_modules(network)]
     learned = {stair.log_ratio for stair in stairs if stair.log_ratio is not None}
-    rates |= dict.fromkeys(learned, rate if options.quantum_rate is None else options.quantum_rate)
+    rates |= dict.fromkeys(learned, rate)
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for parameter in network.parameters():
         decay = norm_decay if parameter.dim() < 2 else options.weight_decay
