@@ -140,7 +140,7 @@ softstair: __version__ _accelerate _check kernels
 softstair._accelerate: integer_sums moments
 softstair._check: choice ending integer invalid shortened suggestion wrong
 softstair._errors: SoftstairError first_line import_extra is_out_of_memory
-softstair._files: begin_output output_file replacing write
+softstair._files: check_output output_file replacing write
 softstair.anneal: SMALLEST_STD
 softstair.cli: main
 softstair.cli._args: argument flag words_of

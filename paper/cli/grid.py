@@ -21,7 +21,7 @@ from paper.studies import best_of, repetitions_of
 from paper.tables import DATA_VERSION, UNKNOWN, Fold, Training
 from softstair import _check
 from softstair._errors import SoftstairError, import_extra
-from softstair._files import begin_output
+from softstair._files import check_output
 from softstair.cli._args import argument, flag
 from softstair.cli._mean import FEWEST
 from softstair.cli._progress import Progress, Stoppable, same_command
@@ -145,8 +145,7 @@ class Command:
         if self.table is not None:
             if self.table.suffix == ".parquet":
                 import_extra("pyarrow.parquet", "tables")
-            table, probe = begin_output(self.table, "table")
-            probe.unlink()
+            table = check_output(self.table, "table")
             tables.check_table(table)  # the file that a link points to
         return self._train(design, folder, elsewhere, table)
 

@@ -1,12 +1,8 @@
 """Atomic writes."""
 
 import contextlib
-import errno
 import os
-import platform
-import secrets
 import shutil
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +22,10 @@ def _errors_of(path: Path, partial: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces ``path``, unless the block raises."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+def replacing(path: Path, suffix: str = "") -> Iterator[Path]:
+    """Yield a temporary path, which ends in ``suffix``, that replaces ``path``, unless the block
+    raises."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part{suffix}")
     with _errors_of(path, partial):
         partial.touch()
         try:
@@ -57,7 +54,7 @@ def replacing_folder(folder: Path, last: str) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(folder))
     is_new = not target.exists()
-    partial = _partial(target.parent if is_new else target, target)
+    partial = (target.parent if is_new else target) / f".{os.getpid()}.part"
     with _errors_of(folder, partial):
         partial.mkdir(parents=True)
         try:
@@ -70,33 +67,12 @@ def replacing_folder(folder: Path, last: str) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _partial(place: Path, target: Path, suffix: str = "") -> Path:
-    """Return a new temporary path; remove what killed processes left there for the same target."""
-    # Short, since the name of the target may be as long as the system allows. A process of another
-    # machine, whose folder this may be too, is not known here.
-    start = f".{zlib.crc32(os.fsencode(platform.node() + target.name)):08x}"
-    for left in place.glob(f"{start}.*-*.part*"):
-        with contextlib.suppress(OSError, ValueError):
-            try:
-                os.kill(int(left.name.split(".")[2].partition("-")[0]), 0)  # whether it runs
-            except ProcessLookupError:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-    return place / f"{start}.{os.getpid()}-{secrets.token_hex(2)}.part{suffix}"
-
-
 def _move_files(source: Path, target: Path, last: str) -> None:
-    """Move all files of a folder to another, after checking that each can be moved."""
-    entries = [path.relative_to(source) for path in sorted(source.rglob("*"))]
-    for path in entries:
-        if (source / path).is_dir():
-            (target / path).mkdir(exist_ok=True)
-            if not os.access(target / path, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target / path))
-        elif (target / path).is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target / path))
-    files = [path for path in entries if (source / path).is_file()]
+    """Move all files of a folder to another."""
+    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     (target / last).unlink(missing_ok=True)
     for path in sorted(files, key=lambda path: path == Path(last)):
+        (target / path).parent.mkdir(exist_ok=True)
         os.replace(source / path, target / path)
     _sync_folder(target)
 
@@ -108,40 +84,27 @@ def output_file(path: Path, field: str, endings: tuple[str, ...] = ()) -> Iterat
     Enter it before the work that makes the content. ``field`` is the parameter that ``path`` was
     given as.
     """
-    target, partial = begin_output(path, field, endings)
-    try:
-        with _errors_of(path, partial):
-            yield partial
-            os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    target = check_output(path, field, endings)
+    with replacing(target, target.suffix) as partial:
+        yield partial
 
 
-def begin_output(path: Path, field: str, endings: tuple[str, ...] = ()) -> tuple[Path, Path]:
-    """Return the file to write and a new empty file beside it; raise if this is not possible."""
+def check_output(path: Path, field: str, endings: tuple[str, ...] = ()) -> Path:
+    """Return the file that a path leads to, or raise SoftstairError if it cannot be written."""
     target = Path(os.path.realpath(path))
-    partial = _partial(target.parent, target, target.suffix)
-    problem = _problem_with(target, endings)
-    if not problem:
-        try:
-            partial.touch(exist_ok=False)
-        except OSError as error:
-            problem = f"cannot be written ({error.strerror})"
+    problem = ""
+    if endings and target.suffix.lower() not in endings:
+        problem = f"does not end in {', '.join(endings)}"
+    elif target.is_dir():
+        problem = "is a folder"
+    elif not target.parent.is_dir():
+        problem = "is in a folder that does not exist"
+    elif not os.access(target if target.exists() else target.parent, os.W_OK):
+        problem = "cannot be written"
     if problem:
         allowed = "must be a file that can be written"
         raise _check.invalid(field, f"{allowed}, but {str(path)!r} {problem}")
-    return target, partial
-
-
-def _problem_with(target: Path, endings: tuple[str, ...]) -> str:
-    if endings and target.suffix.lower() not in endings:
-        return f"does not end in {', '.join(endings)}"
-    if target.is_dir():
-        return "is a folder"
-    if not target.parent.is_dir():
-        return "is in a folder that does not exist"
-    writable = not target.exists() or (target.is_file() and os.access(target, os.W_OK))
-    return "" if writable else "cannot be overwritten"
+    return target
 
 
 def _sync_folder(folder: Path) -> None:

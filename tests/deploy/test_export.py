@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import signal
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -105,23 +104,6 @@ def test_failed_export_leaves_the_earlier_one(
         )
 
 
-def test_export_with_a_read_only_folder_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stairs = ss.Stair.ternary(), ss.Stair.linear(4, signed=True, quantum=0.25)
-    integers = [ss.deploy.integerise(network(stair), (1, 4, 4), 128, 64.0) for stair in stairs]
-    c.write(integers[0], tmp_path)
-    contents = lambda: {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    earlier, real = contents(), os.access
-    # Modes do not hold for root.
-    is_writable = lambda path, mode: Path(path).name != "cortex-m4" and real(path, mode)
-    monkeypatch.setattr(os, "access", is_writable)
-    with pytest.raises(PermissionError) as error:
-        c.write(integers[1], tmp_path)
-    assert error.value.filename == str(tmp_path / "cortex-m4")
-    assert contents() == earlier
-
-
 def test_export_that_is_killed_between_two_files_cannot_be_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,41 +123,6 @@ def test_export_that_is_killed_between_two_files_cannot_be_built(
     assert not (tmp_path / "network.h").exists()
     write(integer, tmp_path, "c")  # it is still taken for an earlier export
     assert (tmp_path / "network.h").exists()
-
-
-@pytest.mark.parametrize("to", ["c", "c again", "qonnx"])
-def test_what_a_killed_export_left_is_removed_by_the_next(to: str, tmp_path: Path) -> None:
-    integer = ss.deploy.integerise(network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0)
-    out = tmp_path / ("network.qonnx" if to == "qonnx" else "network")
-    if to == "c again":
-        write(integer, out, "c")
-    begin = _files.output_file(out, "out")
-    if to != "qonnx":
-        begin = _files.replacing_folder(out, last="network.h")
-    if (child := os.fork()) == 0:
-        with begin as partial:
-            if to != "qonnx":
-                (partial / "network.c").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert list(tmp_path.rglob(".*.part*"))
-    with _files.output_file(out if to == "qonnx" else tmp_path / "other", "out") as partial:
-        write(integer, out, to.split()[0])  # type: ignore[arg-type]
-        assert list(tmp_path.rglob(".*.part*")) == [partial]  # one whose process runs is kept
-
-
-def test_what_another_machine_writes_at_the_same_place_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, ended = tmp_path / "network.onnx", subprocess.Popen(["true"])
-    ended.wait()
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("platform.node", lambda: "elsewhere")
-        elsewhere.setattr(os, "getpid", lambda: ended.pid)  # which no process here has
-        partial = _files.begin_output(out, "out")[1]
-    with _files.output_file(out, "out") as own:
-        own.touch()
-    assert partial.exists()
 
 
 def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
