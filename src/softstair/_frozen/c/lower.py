@@ -1,0 +1,289 @@
+"""Lowering: the nodes of a frozen network become operations of the generated program."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from softstair._frozen import nodes
+from softstair._frozen.c.affine import Integers, affine_steps
+from softstair._frozen.c.layout import (
+    Constant,
+    Features,
+    MemoryLayout,
+    Operation,
+    structure,
+    window_fields,
+)
+from softstair._frozen.c.sums import Stored, weighted_sum
+from softstair._frozen.network import FrozenNetwork
+from softstair._frozen.nodes import INT32_LIMIT, ExportError, narrowest
+
+Stair = nodes.Steps | nodes.Requantise
+
+
+def lower(network: FrozenNetwork, layout: MemoryLayout, scratch: int) -> list[Operation]:
+    """Return the operations of a network; a layer uses up to ``scratch`` bytes to be faster."""
+    lowering = _Lowering(network, layout, scratch)
+    operations = map(lowering.operation, range(len(network.nodes)))
+    return [operation for operation in operations if operation is not None]
+
+
+@dataclass(frozen=True)
+class _Sink:
+    """A function that stores sums, with its constants by channel and its other fields."""
+
+    store: str
+    arrays: dict[str, npt.NDArray[Any]]
+    fields: dict[str, object]
+
+
+class _Lowering:
+    def __init__(self, network: FrozenNetwork, layout: MemoryLayout, scratch: int) -> None:
+        self.network, self.layout, self.scratch = network, layout, scratch
+        self.number = {node.name: number for number, node in enumerate(network.nodes)}
+
+    def operation(self, number: int) -> Operation | None:
+        """Return the operation of a node, or None if it needs none of its own."""
+        node = self.network.nodes[number]
+        if self.layout.home[node.name] != node.name:
+            return None
+        match node:
+            case nodes.Input():
+                return self._input(number, node)
+            case nodes.Sum():
+                return None if self._is_fused(node) else self._sum(number, node)
+            case nodes.Steps() | nodes.Requantise():
+                return self._stair(number, node)
+            case nodes.MaxPool() | nodes.SumPool():
+                return self._pool(number, node)
+            case nodes.Pad():
+                return self._pad(number, node)
+            case nodes.Concat():
+                return self._concatenate(number, node)
+            case nodes.Expand():
+                return self._expand(number, node)
+            case nodes.Add() | nodes.Flatten():
+                return self._elementwise(number, node)
+            case nodes.Scores():
+                return self._scores(number, node)
+        raise ExportError.of(node.name, f"{type(node).__name__} has no form in C")
+
+    def _home(self, name: str) -> int:
+        return self.number[self.layout.home[name]]
+
+    def _is_fused(self, node: nodes.Sum) -> bool:
+        """Whether a single stair reads the sums, so that they need not be stored."""
+        users = self.network.users(node.name)
+        is_first = (
+            users and users[0].inputs[0] == node.name and node.name not in users[0].inputs[1:]
+        )
+        return len(users) == 1 and isinstance(users[0], Stair) and bool(is_first)
+
+    def _input(self, number: int, node: nodes.Input) -> Operation:
+        how, out = "bytes with their channels together", f"&layer_{number}"
+        constants: tuple[Constant, ...] = ()
+        call = f"ss_input_{node.dtype}(input, {node.zero}, {out});"
+        if node.table is not None:
+            table = node.table.cpu().numpy()
+            constants = (Constant(f"layer_{number}_table", table, "thresholds"),)
+            call = f"ss_input_table(input, layer_{number}_table, {table.itemsize}, {out});"
+        return Operation(number, (number,), (), (call,), how, constants)
+
+    def _weighted_sum(self, node: nodes.Sum, sink: int, stored: Stored) -> Operation:
+        x = node.inputs[0]
+        if node.weight.dim() == 2 and len(self.network.sizes[x]) != 1:
+            raise ExportError.of(node.name, "C has no linear layer over positions")
+        source = self.network.node(x)
+        span = (min(source.low, 0), max(source.high, 0))
+        number, home, features = self.number[node.name], self._home(x), self.layout.features
+        ends = {"in": f"&layer_{home}", "sink": f"&layer_{sink}_sink"}
+        output = features[node.name]
+        more = (ends, stored, self.scratch)
+        operation = weighted_sum(number, node, features[x], output, span, *more)
+        return replace(operation, reads=(home,))
+
+    def _sum(self, number: int, node: nodes.Sum) -> Operation:
+        """Sums that are stored as they are."""
+        operation = self._weighted_sum(node, number, "sums")
+        name = f"layer_{number}"
+        sink = structure("ss_sink", f"{name}_sink", store="ss_store_sums", out=f"&{name}")
+        return replace(operation, structures=(sink, *operation.structures))
+
+    def _stair(self, number: int, node: Stair) -> Operation:
+        """A stair, with the sum before it where nothing else reads that."""
+        shape, source = self.network.sizes[node.name], self.network.node(node.inputs[0])
+        if node.axis % (len(shape) + 1) != 1:
+            raise ExportError.of(node.name, "C has no channels that are not the first axis")
+        output, beside = self.layout.features[node.name], tuple(map(self._home, node.inputs[1:]))
+        is_fused = isinstance(source, nodes.Sum) and self._is_fused(source)
+        sink, inner = self._sink(node, source, output), self.number[source.name]
+        name, clear = f"layer_{number}", _clear(number, output)
+        constants = tuple(
+            Constant(f"{name}_{key}", array, "thresholds") for key, array in sink.arrays.items()
+        )
+        ends = {"store": sink.store, "out": f"&{name}"}
+        ends |= {"beside": f"&layer_{beside[0]}"} if beside else {}
+        ends |= {"sums": f"SS_TRACED(&layer_{inner})"} if is_fused else {}
+        arrays = {key: f"{name}_{key}" for key in sink.arrays}
+        text = structure("ss_sink", f"{name}_sink", **ends, **arrays, **sink.fields)
+        if not is_fused or not isinstance(source, nodes.Sum):
+            home = self._home(source.name)
+            calls = (*clear, f"ss_steps(&layer_{home}, &{name}_sink);")
+            how = "thresholds" if isinstance(node, nodes.Steps) else "in another unit"
+            return Operation(number, (number,), (home, *beside), calls, how, constants, (text,))
+        is_affine = output.kind == "SS_BYTES" and sink.store == "ss_store_affine"
+        operation = self._weighted_sum(source, number, "affine" if is_affine else "levels")
+        return replace(
+            operation,
+            number=number,
+            nodes=(inner, number),
+            reads=(*operation.reads, *beside),
+            calls=(*clear, *operation.calls),
+            constants=(*operation.constants, *constants),
+            structures=(text, *operation.structures),
+        )
+
+    def _sink(self, node: Stair, source: nodes.Node, output: Features) -> _Sink:
+        """Return how sums become levels: by affine steps, or else by thresholds or in 64 bits."""
+        channels = output.channels
+        ends = (np.full(channels, end, dtype=np.int64) for end in (source.low, source.high))
+        if isinstance(source, nodes.Sum):
+            before = self.network.node(source.inputs[0])
+            bounds = source.bounds(before.low, before.high)
+            ends = (end.cpu().numpy() for end in bounds)
+        least, greatest = ends
+        if isinstance(node, nodes.Requantise):
+            return _rescaled(node)
+        table = node.thresholds.cpu().numpy().astype(np.int64)
+        is_even = node.levels == tuple(range(node.low, node.high + 1))
+        if is_even and not output.planes:
+            low = node.low - output.bias
+            if affine := _affine(table, least, greatest, low, node.high - output.bias):
+                return affine
+        # Fewer bytes hold thresholds that only just are below or above all sums.
+        beyond = np.minimum(greatest + 1, INT32_LIMIT - 1)
+        return _thresholds(np.clip(table, least[:, None], beyond[:, None]), node.levels, output)
+
+    def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool) -> Operation:
+        home = self._home(node.inputs[0])
+        x, output = self.layout.features[node.inputs[0]], self.layout.features[node.name]
+        if len(self.network.sizes[node.name]) != len(node.kernel) + 1:
+            reason = "C cannot pool without channels"
+            raise ExportError.of(node.name, reason, "Give it (C, H, W)")
+        function, how, clear = "ss_sum_pool", "the sum of each window", _clear(number, output)
+        if isinstance(node, nodes.MaxPool):
+            how, clear = "the largest of each window", ()
+            function = "ss_max_pool_planes" if x.planes else "ss_max_pool"
+        name = f"layer_{number}_window"
+        call = f"{function}(&{name}, &layer_{home}, &layer_{number});"
+        windows = (node.kernel, node.stride, node.padding)
+        text = structure("ss_window", name, **window_fields(x, output, *windows))
+        return Operation(number, (number,), (home,), (*clear, call), how, structures=(text,))
+
+    def _pad(self, number: int, node: nodes.Pad) -> Operation:
+        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
+        x = self.layout.features[node.inputs[0]]
+        before = [*node.padding[::2], 0, 0, 0][: len(self.network.sizes[node.name])]
+        rows, columns = [0, 0, *before[-2::-1]][-2:]
+        numbers = f"{x.width}, {output.width}, {rows}, {columns}, {before[-1]}"
+        call = f"ss_pad(&layer_{home}, &layer_{number}, {numbers});"
+        calls = (*_clear(number, output), call)
+        return Operation(number, (number,), (home,), calls, "between zeros")
+
+    def _concatenate(self, number: int, node: nodes.Concat) -> Operation:
+        if node.axis != 1:
+            raise ExportError.of(node.name, f"C cannot concatenate along axis {node.axis}")
+        homes = tuple(self._home(name) for name in node.inputs)
+        channels = [self.layout.features[name].channels for name in node.inputs]
+        firsts = [sum(channels[:place]) for place in range(len(channels))]
+        calls = (
+            f"ss_concatenate(&layer_{home}, {first}, &layer_{number});"
+            for home, first in zip(homes, firsts, strict=True)
+        )
+        clear = _clear(number, self.layout.features[node.name])
+        return Operation(number, (number,), homes, (*clear, *calls), "side by side")
+
+    def _expand(self, number: int, node: nodes.Expand) -> Operation:
+        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
+        x = self.layout.features[node.inputs[0]]
+        # Distances between rows, columns and channels of the input; 0 along axes of length 1.
+        strides = (x.width if x.height > 1 else 0, int(x.width > 1), int(x.channels > 1))
+        numbers = ", ".join(map(str, (output.width, *strides)))
+        call = f"ss_expand(&layer_{home}, &layer_{number}, {numbers});"
+        calls = (*_clear(number, output), call)
+        return Operation(number, (number,), (home,), calls, "repeated")
+
+    def _elementwise(self, number: int, node: nodes.Add | nodes.Flatten) -> Operation:
+        homes = tuple(self._home(name) for name in node.inputs)
+        arguments = ", ".join(f"&layer_{n}" for n in (*homes, number))
+        call = f"ss_{type(node).__name__.lower()}({arguments});"
+        how = "added" if isinstance(node, nodes.Add) else "put into another order"
+        return Operation(number, (number,), homes, (call,), how)
+
+    def _scores(self, number: int, node: nodes.Scores) -> Operation:
+        home = self._home(node.inputs[0])
+        if self.layout.features[node.inputs[0]].positions != 1:
+            raise ExportError.of(node.name, "C has no scores for each position")
+        name = f"layer_{number}"
+        constants = [Constant(f"{name}_bias", node.bias.cpu().numpy(), "thresholds")]
+        if self.network.outputs == "classes":
+            constants.append(Constant(f"{name}_order", node.order.cpu().numpy(), "thresholds"))
+        call = f"ss_scores(&layer_{home}, {node.shift}, {name}_bias, results);"
+        return Operation(number, (number,), (home,), (call,), "scores", tuple(constants))
+
+
+def _clear(number: int, output: Features) -> tuple[str, ...]:
+    """Return the call that clears bit planes before bits are set."""
+    return (f"ss_clear(&layer_{number});",) if output.planes else ()
+
+
+def _affine(
+    table: Integers, least: Integers, greatest: Integers, low: int, high: int
+) -> _Sink | None:
+    """Return affine steps that equal thresholds, or None if there are none."""
+    steps = affine_steps(table, least, greatest, low)
+    if steps is None:
+        return None
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "multipliers": steps.multiplier.astype(np.int32),
+        "offsets": steps.offset.astype(np.int32),
+        "shifts": steps.shift.astype(np.int8),
+    }
+    return _Sink("ss_store_affine", arrays, {"low": low, "high": high})
+
+
+def _thresholds(table: Integers, levels: tuple[int, ...], output: Features) -> _Sink:
+    """Return thresholds in as few bytes as hold them."""
+    if output.planes:
+        # The first threshold of all channels, then the second.
+        thresholds = narrowest(table.T)
+        fields = {"width": thresholds.itemsize, "steps": len(levels) - 1}
+        return _Sink("ss_store_planes", {"thresholds": thresholds}, dict(fields))
+    # The last threshold and level are repeated, so that there are 2ᵏ levels, for a bisection.
+    more = 2 ** (len(levels) - 1).bit_length() - len(levels)
+    thresholds = narrowest(np.pad(table, ((0, 0), (0, more)), "edge"))
+    padded = np.pad(np.array(levels, dtype=np.int32), (0, more), "edge")
+    fields = {"width": thresholds.itemsize, "steps": len(padded) - 1}
+    return _Sink("ss_store_levels", {"thresholds": thresholds, "levels": padded}, dict(fields))
+
+
+def _rescaled(node: nodes.Requantise) -> _Sink:
+    """Return the numbers of a requantisation; a factor is part of its multiplier where it fits."""
+    names = ("factor", "bias", "multiplier", "shift")
+    factor, bias, multiplier, shift = (
+        getattr(node, name).cpu().numpy().astype(np.int64) for name in names
+    )
+    arrays: dict[str, npt.NDArray[Any]] = {"shifts": shift.astype(np.int8)}
+    limits: dict[str, object] = {"low": node.low, "high": node.high}
+    product = factor * multiplier
+    is_double = node.rounding == "double"
+    if is_double or bool((np.abs(product) >= INT32_LIMIT).any()):
+        product = multiplier
+        arrays |= {"factors": factor.astype(np.int32)} if (factor != 1).any() else {}
+    arrays["multipliers"] = product.astype(np.int32)
+    arrays["addends"] = bias if is_double else bias * multiplier + ((1 << shift) >> 1)
+    if node.beside is not None:
+        arrays["others"] = node.beside.cpu().numpy()
+    return _Sink("ss_store_doubly" if is_double else "ss_store_rescaled", arrays, limits)

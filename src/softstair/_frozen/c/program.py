@@ -1,0 +1,406 @@
+"""The generated C files of a network, and its memory plan."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import softstair
+from softstair import _check
+from softstair._frozen.c.layout import Features, Operation, in_lines, layout, structure
+from softstair._frozen.c.lower import lower
+from softstair._frozen.c.winograd import SCRATCH, SCRATCH_OF
+from softstair._frozen.network import FrozenNetwork
+from softstair._frozen.nodes import ExportError
+from softstair.deploy.target import HERE, Cpu
+
+ALIGNMENT = 16
+CODE = "about 8 to 18 kB on a Cortex-M4"  # measured, with startup code
+STACK = 2**18  # bytes of the second thread's stack, SS_THREAD_STACK in softstair.h
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One operation of the generated program."""
+
+    names: tuple[str, ...]  # the nodes that it computes
+    how: str
+    weights: int
+    flash: tuple[int, int]  # bytes of weights, bytes of other constants
+    memory: tuple[int, int]  # offset of its result, bytes of it
+    scratch: int  # bytes that it needs while it runs
+    in_tiles: bool = False  # by Winograd's algorithm
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory that a generated program needs; ``str(plan)`` is a table."""
+
+    name: str  # of the files and functions
+    ram: int  # bytes of memory, without the stack of the caller
+    rows: tuple[PlanRow, ...]  # one per operation, and one for a second thread
+    nodes: tuple[str, ...]  # by their number in the program
+
+    @property
+    def flash(self) -> int:
+        """Bytes of constants; code is not included."""
+        return sum(sum(row.flash) for row in self.rows)
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence with figures if other constants take more than the weights, else None."""
+        weights, others = (sum(row.flash[part] for row in self.rows) for part in (0, 1))
+        if others <= weights:
+            return None
+        largest = max(self.rows, key=lambda row: row.flash[1])
+        return (
+            f"thresholds and other constants take {others:,} bytes, and the weights {weights:,}; "
+            f"{largest.names[-1]!r} alone takes {largest.flash[1]:,}. Use stairs with fewer levels "
+            "for the features"
+        )
+
+    def __str__(self) -> str:
+        sizes = f"{'memory':>8} {'scratch':>8}"
+        lines = [f"{'layer':32} {'weights':>10} {'constants':>10} {sizes}  how"]
+        for row in self.rows:
+            name = " + ".join(row.names)
+            shown = name if len(name) <= 32 else "…" + name[-31:]
+            numbers = f"{row.weights:>10,} {sum(row.flash):>10,} {row.memory[1]:>8,}"
+            lines.append(f"{shown:32} {numbers} {row.scratch:>8,}  {row.how}")
+        total = sum(row.weights for row in self.rows)
+        lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>17,}  bytes")
+        if any(row.in_tiles for row in self.rows):
+            lines.append(
+                "tiles need vector instructions: set `scratch` to 16384 for a microcontroller"
+            )
+        return "\n".join([*lines, *([f"warning: {self.warning}."] if self.warning else [])])
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Bytes that are in use from operation ``first`` to operation ``last``, both included."""
+
+    name: str
+    size: int
+    first: int
+    last: int
+
+    @property
+    def room(self) -> int:
+        """Size with alignment."""
+        return -(-self.size // ALIGNMENT) * ALIGNMENT
+
+
+def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
+    """Return the offset of each buffer, as low as others in use allow, and the total size."""
+    placed: list[tuple[int, Buffer]] = []
+    for buffer in sorted(buffers, key=lambda buffer: (-buffer.size, buffer.first)):
+        offset = 0
+        for begin, other in sorted(placed, key=lambda entry: entry[0]):
+            together = other.first <= buffer.last and buffer.first <= other.last
+            if together and begin < offset + buffer.room and offset < begin + other.room:
+                offset = begin + other.room
+        placed.append((offset, buffer))
+    total = max((offset + buffer.room for offset, buffer in placed), default=0)
+    return {buffer.name: offset for offset, buffer in placed}, total
+
+
+def sources(
+    network: FrozenNetwork, name: str, scratch: int = SCRATCH, threads: int = 1, cpu: Cpu = "arm"
+) -> tuple[dict[str, str], MemoryPlan]:
+    """Return the text of the generated files, by their names, and the memory plan."""
+    program = _Program(network, name, scratch, threads, cpu)
+    if program.size >= 2**31:
+        raise ExportError("the features of the network need more than 2 GiB of memory.")
+    files = {
+        f"{name}.h": program.header(),
+        f"{name}.c": program.code(),
+        f"{name}_weights.h": program.constants(),
+    }
+    return files, program.plan()
+
+
+def count_of(network: FrozenNetwork, name: str) -> str:
+    """Return the name of the number of results in C."""
+    return f"{name.upper()}_{'CLASSES' if network.outputs == 'classes' else 'OUTPUTS'}"
+
+
+def memory_plan(
+    network: FrozenNetwork, scratch: int = SCRATCH_OF[HERE.cpu], threads: int = 1
+) -> MemoryPlan:
+    """Return the memory plan of the program that :func:`sources` would generate."""
+    return _Program(network, "network", scratch, threads).plan()
+
+
+def check_options(to: str, scratch: int | None, threads: int, **fits: int | None) -> None:
+    """Raise SoftstairError for options that C cannot have, or that are given for another format."""
+    given = {"scratch": scratch, **fits, "threads": None if threads == 1 else threads}
+    for name, value in given.items():
+        if value is not None and to != "c":
+            raise _check.invalid(name, f"is for C, but the format is {to!r}: leave it out")
+        if value is not None:
+            _check.integer(name, value, 0)
+    _check.integer("threads", threads, 1, 2)
+
+
+def check_fit(
+    network: FrozenNetwork, scratch: int, fit_flash: int | None, fit_ram: int | None, threads: int
+) -> None:
+    """Raise SoftstairError if constants or memory take more bytes than allowed."""
+    if fit_flash is None and fit_ram is None:
+        return
+    plan, problems = memory_plan(network, scratch, threads), {}
+    if fit_flash is not None and plan.flash > fit_flash:
+        problems["fit_flash"] = (
+            f"allows {fit_flash:,} bytes, but the constants take {plan.flash:,}, most of them in "
+            f"{_largest(plan, lambda row: sum(row.flash))}; code adds {CODE}. Use fewer bits for "
+            "the weights"
+        )
+    if fit_ram is not None and plan.ram > fit_ram:
+        least = memory_plan(network, 0, threads).ram
+        advice = "Use fewer channels, smaller inputs, or fewer bits for the features"
+        if least < plan.ram:
+            smaller = f"A smaller `scratch` takes less, `scratch=0` {least:,} bytes"
+            advice = smaller if least <= fit_ram else f"{smaller}. {advice}"
+        if threads > 1:
+            advice = f"With `threads=1` it takes {memory_plan(network, scratch).ram:,}. {advice}"
+        problems["fit_ram"] = (
+            f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}, without the stack; "
+            "results and scratch memory are largest in "
+            f"{_largest(plan, lambda row: row.memory[1] + row.scratch)}. {advice}"
+        )
+    if problems:
+        (name, problem), *others = problems.items()
+        raise _check.invalid(name, ". ".join([problem, *(f"`{n}` {text}" for n, text in others)]))
+
+
+def _largest(plan: MemoryPlan, size: Callable[[PlanRow], int]) -> str:
+    """Return the names and sizes of the three largest operations."""
+    rows = sorted(plan.rows, key=size, reverse=True)[:3]
+    return ", ".join(f"{row.names[-1]!r} ({size(row):,})" for row in rows if size(row))
+
+
+class _Program:
+    def __init__(
+        self, network: FrozenNetwork, name: str, scratch: int, threads: int, cpu: Cpu = "arm"
+    ) -> None:
+        self.network, self.name, self.threads, self.cpu = network, name, threads, cpu
+        self.layout = layout(network)
+        self.operations = lower(network, self.layout, scratch)
+        self.upper = name.upper()
+        self.outputs = int(network.sizes[network.last.name][0])
+        self.has_classes = network.outputs == "classes"
+        self.count = count_of(network, name)
+        self.buffers = self._buffers()
+        self.offsets, self.size = arrange(self.buffers)
+
+    def _buffers(self) -> list[Buffer]:
+        buffers = []
+        for step, operation in enumerate(self.operations):
+            number = operation.number
+            users = [at for at, other in enumerate(self.operations) if number in other.reads]
+            if operation is not self.operations[-1]:
+                size = self._features_of(number).size
+                buffers.append(Buffer(f"LAYER_{number}", size, step, max([step, *users])))
+            if operation.scratch:
+                scratch = f"LAYER_{operation.nodes[0]}_SCRATCH"
+                buffers.append(Buffer(scratch, operation.scratch, step, step))
+        return buffers
+
+    def _features_of(self, number: int) -> Features:
+        return self.layout.features[self.network.nodes[number].name]
+
+    def plan(self) -> MemoryPlan:
+        """Return the memory plan."""
+        rows = []
+        for operation in self.operations:
+            names = tuple(self.network.nodes[number].name for number in operation.nodes)
+            offset = self.offsets.get(f"LAYER_{operation.number}")
+            size = 0 if offset is None else self._features_of(operation.number).size
+            flash = (operation.part("weights"), operation.part("thresholds"))
+            how = (operation.how, operation.weights, flash)
+            end = (operation.scratch, operation.in_tiles)
+            rows.append(PlanRow(names, *how, (offset or 0, size), *end))
+        ram = self.size
+        if self.threads > 1:
+            scratch, sizes = self._thread_words() * 4, (0, (0, 0), (0, STACK))
+            rows.append(PlanRow(("second thread",), "stack and scratch", *sizes, scratch))
+            ram += STACK + scratch
+        names = tuple(node.name for node in self.network.nodes)
+        return MemoryPlan(self.name, ram, tuple(rows), names)
+
+    def header(self) -> str:
+        """Return the text of <name>.h."""
+        plan, upper = self.plan(), self.upper
+        shape = [int(size) for size in self.network.sizes[self.network.input.name]]
+        rows = [("layer", "constants", "memory", "scratch", "")]
+        for row in plan.rows:
+            sizes = (str(sum(row.flash)), str(row.memory[1]), str(row.scratch))
+            rows.append((_comment(" ".join(row.names)), *sizes, row.how))
+        table = "\n".join(
+            f" *   {name:40} {flash:>10} {memory:>8} {scratch:>8}  {how}".rstrip()
+            for name, flash, memory, scratch, how in rows
+        )
+        scales = " \\\n".join(in_lines(map(str, self.network.last.scale.tolist())))
+        results = "scores" if self.has_classes else "outputs"
+        functions = [
+            f"/* The {results} of an example, which lies channel after channel, row after row. */",
+            f"{self._declared('run', results)};",
+        ]
+        if self.has_classes:
+            functions[0] = functions[0].replace(". */", "; its class. */")
+            functions.append("\n/* Its class alone: that of the largest score in its unit. */")
+            functions.append(f"{self._declared('class')};")
+        return f"""/* A frozen network by softstair {softstair.__version__} for {self.cpu}.
+ * The SHA-256 of what it computes with is
+ * {self.network.digest}
+ *
+ * It has {plan.flash} bytes of constants, and needs {plan.ram} bytes of memory and about 2 KiB of
+ * stack:
+ *
+{table}
+ *
+ * It calls no function of a library, and allocates nothing. Its memory is static: one call at a
+ * time. All numbers are integers; on 32 bits the compiler may call its own functions (libgcc) for
+ * 64. It may replace loops by memset and memcpy; GCC and Clang do not with -fno-builtin, as in the
+ * Makefile.
+ */
+#ifndef {upper}_H
+#define {upper}_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+#define {upper}_INPUTS {math.prod(shape)} /* numbers of an example: {" x ".join(map(str, shape))} */
+#define {upper}_TYPE {self.network.input.dtype}_t
+#define {self.count} {self.outputs}
+
+/* What 1 stands for in each of the {results}: numbers for an array of doubles. */
+#define {upper}_SCALES {{ \\
+{scales} \\
+}}
+
+{chr(10).join(functions)}
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+    def constants(self) -> str:
+        """Return the text of <name>_weights.h."""
+        guard = f"{self.upper}_WEIGHTS_H"
+        parts = [
+            f"/* The constants of {self.name}.c, layer by layer. */",
+            f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>",
+        ]
+        for operation in self.operations:
+            if operation.constants:
+                parts.append(f"/* {self._title(operation)} */")
+                parts += [constant.text() for constant in operation.constants]
+        return "\n\n".join([*parts, "#endif"]) + "\n"
+
+    def code(self) -> str:
+        """Return the text of <name>.c."""
+        name = self.name
+        parts = [
+            f'#include "{name}.h"\n\n#include "softstair.h"\n\n#include "{name}_weights.h"',
+            self._memory(),
+            self._traced_sums(),
+            *(self._features(operation.number) for operation in self.operations[:-1]),
+        ]
+        for operation in self.operations:
+            if operation.structures:
+                parts.append(f"/* {self._title(operation)} */")
+                parts += operation.structures
+        return "\n\n".join([*parts, self._functions()]) + "\n"
+
+    def _memory(self) -> str:
+        lines = [
+            "/* The memory plan, in words of 32 bits: what is never used at once shares them. */",
+            f"static uint32_t memory[{max(self.size // 4, 1)}];",
+        ]
+        if words := self._thread_words():
+            array = f"static uint32_t thread_memory[{words}]; /* scratch of a second thread */"
+            lines.append(f"#ifdef SOFTSTAIR_THREADS\n{array}\n#endif")
+        for buffer in self.buffers:
+            place = f"#define {buffer.name} (memory + {self.offsets[buffer.name] // 4})"
+            lines.append(f"{place} /* {buffer.size} bytes */")
+        return "\n".join(lines)
+
+    def _thread_words(self) -> int:
+        """Return how many words of scratch memory a second thread needs."""
+        return max(operation.scratch for operation in self.operations) // 4
+
+    def _title(self, operation: Operation) -> str:
+        computed = (self.network.nodes[number] for number in operation.nodes)
+        return ", ".join(f"{type(node).__name__} {_comment(node.name)}" for node in computed)
+
+    def _features(self, number: int, data: str | None = None) -> str:
+        features = self._features_of(number)
+        return structure(
+            "ss_features",
+            f"layer_{number}",
+            kind=features.kind,
+            channels=features.channels,
+            places=features.positions,
+            bias=features.bias or None,
+            data=data or f"LAYER_{number}",
+        )
+
+    def _traced_sums(self) -> str:
+        """Return the memory of sums that only a traced build stores."""
+        parts = ["#ifdef SOFTSTAIR_TRACE"]
+        for operation in self.operations:
+            for number in operation.nodes[:-1]:
+                words = self._features_of(number).size // 4
+                parts.append(f"static uint32_t layer_{number}_traced[{words}];")
+                parts.append(self._features(number, f"layer_{number}_traced"))
+        return "\n".join([*parts, "#endif"])
+
+    def _functions(self) -> str:
+        numbers = {node.name: number for number, node in enumerate(self.network.nodes)}
+        lines = []
+        for operation in self.operations:
+            lines.append(f"    /* {self._title(operation)} */")
+            lines += [f"    {call}" for call in operation.calls]
+            number = operation.number
+            if operation is self.operations[-1]:
+                lines.append(f"    ss_trace_scores({number}, results, {self.count});")
+                continue
+            # A Flatten without a copy has the result of the node in whose memory it lies.
+            home = self.network.nodes[number].name
+            same = {numbers[name] for name, other in self.layout.home.items() if other == home}
+            for at in sorted({*same, *operation.nodes}):
+                features = at if at in operation.nodes else number
+                lines.append(f"    ss_trace({at}, &layer_{features});")
+        body = "\n".join(lines)
+        run = f"{self._declared('run', 'results')} {{\n{body}\n"
+        if not self.has_classes:
+            return f"{run}}}"
+        order = f"layer_{self.operations[-1].number}_order"
+        return f"""{run}    return ss_class(results, {order}, {self.count});
+}}
+
+{self._declared("class")} {{
+    static int32_t scores[{self.count}];
+    return {self.name}_run(input, scores);
+}}"""
+
+    def _declared(self, name: str, *results: str) -> str:
+        """Return the declaration of a function, without its end."""
+        arguments = [f"const {self.network.input.dtype}_t input[{self.upper}_INPUTS]"]
+        arguments += [f"int32_t {result}[{self.count}]" for result in results]
+        kind = "int32_t" if self.has_classes else "void"
+        return f"{kind} {self.name}_{name}({', '.join(arguments)})"
+
+
+def _comment(text: str) -> str:
+    """Return text that is safe within a comment of C."""
+    # No question marks either: two of them may begin a trigraph, such as that of a backslash.
+    return re.sub(r"[^A-Za-z0-9_. \-]", "_", str(text))[:60]

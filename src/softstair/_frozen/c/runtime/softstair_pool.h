@@ -1,0 +1,148 @@
+/* Poolings, padding, additions, concatenation, expansion, flattening, and the input. */
+#ifndef SOFTSTAIR_POOL_H
+#define SOFTSTAIR_POOL_H
+
+#include <stdint.h>
+
+#include "softstair_features.h"
+#include "softstair_window.h"
+
+/* Reorders an input from channel by channel to place by place, and subtracts its zero point. */
+#define SS_INPUT(name, type)                                                                    \
+    static inline void name(const type *input, int32_t zero, const ss_features *out) {          \
+        for (int32_t channel = 0; channel < out->channels; channel++) {                         \
+            for (int32_t place = 0; place < out->places; place++) {                             \
+                ss_put(out, place, channel, (int32_t)*input++ - zero);                          \
+            }                                                                                   \
+        }                                                                                       \
+    }
+SS_INPUT(ss_input_uint8, uint8_t)
+SS_INPUT(ss_input_int8, int8_t)
+SS_INPUT(ss_input_int16, int16_t)
+
+/* The same by a table of 256 numbers of `width` bytes for each channel. */
+static inline void ss_input_table(const void *input, const void *table, int32_t width,
+                                  const ss_features *out) {
+    const uint8_t *from = (const uint8_t *)input;
+    for (int32_t channel = 0; channel < out->channels; channel++) {
+        for (int32_t place = 0; place < out->places; place++) {
+            const int32_t at = 256 * channel + *from++;
+            ss_put(out, place, channel,
+                   width == 1 ? ((const int8_t *)table)[at] : ((const int16_t *)table)[at]);
+        }
+    }
+}
+
+/* Max-pooling of planes: positive if one input is, negative if all are. */
+static inline void ss_max_pool_planes(const ss_window *window, const ss_features *in,
+                                      const ss_features *out) {
+    const int32_t words = ss_words(in);
+    const int planes = in->kind == SS_TERNARY ? 2 : 1;
+    for (int plane = 0; plane < planes; plane++) {
+        for (int32_t place = 0; place < out->places; place++) {
+            uint32_t *to = ss_plane(out, plane) + place * words;
+            for (int32_t i = 0; i < words; i++) {
+                to[i] = plane == 0 ? 0U : ~(uint32_t)0;
+            }
+            int32_t y = ss_top(window, place);
+            for (int32_t v = 0; v < window->kernel_y; v++, y++) {
+                int32_t x = ss_left(window, place);
+                for (int32_t u = 0; u < window->kernel_x; u++, x++) {
+                    const int32_t count = ss_inside(window, y, x) ? words : 0;
+                    const uint32_t *from = ss_plane(in, plane) + (y * window->width + x) * count;
+                    for (int32_t i = 0; i < count; i++) {
+                        to[i] = plane == 0 ? to[i] | from[i] : to[i] & from[i];
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* Combines the features of each window; those in the padding are `outside`. */
+#define SS_POOL(name, outside, combined)                                                       \
+    static inline void name(const ss_window *window, const ss_features *in,                    \
+                            const ss_features *out) {                                          \
+        for (int32_t place = 0; place < out->places; place++) {                                \
+            const int32_t top = ss_top(window, place), left = ss_left(window, place);          \
+            for (int32_t channel = 0; channel < out->channels; channel++) {                    \
+                int32_t result = outside;                                                      \
+                for (int32_t y = top; y < top + window->kernel_y; y++) {                       \
+                    for (int32_t x = left; x < left + window->kernel_x; x++) {                 \
+                        const int inside = ss_inside(window, y, x);                            \
+                        const int32_t at = inside ? y * window->width + x : 0;                 \
+                        const int32_t value = inside ? ss_at(in, at, channel) : outside;       \
+                        result = combined;                                                     \
+                    }                                                                          \
+                }                                                                              \
+                ss_put(out, place, channel, result);                                           \
+            }                                                                                  \
+        }                                                                                      \
+    }
+SS_POOL(ss_max_pool, INT32_MIN, value > result ? value : result)
+SS_POOL(ss_sum_pool, 0, result + value)
+
+static inline void ss_add(const ss_features *a, const ss_features *b, const ss_features *out) {
+    int32_t x[SS_BLOCK], y[SS_BLOCK];
+    for (int32_t place = 0; place < out->places; place++) {
+        for (int32_t channel = 0; channel < out->channels; channel += SS_BLOCK) {
+            const int32_t count = ss_min(SS_BLOCK, out->channels - channel);
+            ss_get_row(a, place, channel, count, x);
+            ss_get_row(b, place, channel, count, y);
+            for (int32_t c = 0; c < count; c++) {
+                x[c] += y[c];
+            }
+            ss_put_row(out, place, channel, count, x);
+        }
+    }
+}
+
+/* Copies all channels of `in` into `out`, from channel `first` on. */
+static inline void ss_concatenate(const ss_features *in, int32_t first, const ss_features *out) {
+    int32_t x[SS_BLOCK];
+    for (int32_t place = 0; place < out->places; place++) {
+        for (int32_t channel = 0; channel < in->channels; channel += SS_BLOCK) {
+            const int32_t count = ss_min(SS_BLOCK, in->channels - channel);
+            ss_get_row(in, place, channel, count, x);
+            ss_put_row(out, place, first + channel, count, x);
+        }
+    }
+}
+
+/* Puts features between zeros: so many rows, columns and channels before them. The widths are those
+ * of `in` and `out`. */
+static inline void ss_pad(const ss_features *in, const ss_features *out, int32_t width,
+                          int32_t out_width, int32_t rows, int32_t columns, int32_t channels) {
+    for (int32_t place = 0; place < out->places; place++) {
+        const int32_t y = place / out_width - rows, x = place % out_width - columns;
+        const int inside = y >= 0 && y < in->places / width && x >= 0 && x < width;
+        for (int32_t channel = 0; channel < out->channels; channel++) {
+            const int32_t from = channel - channels;
+            const int is_copied = inside && from >= 0 && from < in->channels;
+            ss_put(out, place, channel, is_copied ? ss_at(in, y * width + x, from) : 0);
+        }
+    }
+}
+
+/* Repeats features along axes of length 1. The steps lead from one row, column and channel of `in`
+ * to the next, 0 along axes of length 1; `width` is that of `out`. */
+static inline void ss_expand(const ss_features *in, const ss_features *out, int32_t width,
+                             int32_t row_step, int32_t column_step, int32_t channel_step) {
+    for (int32_t place = 0; place < out->places; place++) {
+        const int32_t from = place / width * row_step + place % width * column_step;
+        for (int32_t channel = 0; channel < out->channels; channel++) {
+            ss_put(out, place, channel, ss_at(in, from, channel * channel_step));
+        }
+    }
+}
+
+/* Reorders to channel by channel, as the channels of one place. */
+static inline void ss_flatten(const ss_features *in, const ss_features *out) {
+    for (int32_t channel = 0; channel < in->channels; channel++) {
+        for (int32_t place = 0; place < in->places; place++) {
+            ss_put(out, 0, channel * in->places + place, ss_at(in, place, channel));
+        }
+    }
+}
+
+#endif
