@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -149,8 +150,7 @@ def runner(
     shape = network.sizes[network.last.name]
 
     def run(x: Tensor) -> dict[str, Tensor]:
-        assert work.name  # which is there as long as the runner
-        results = {**features(traced, network, x)}
+        results = features(traced, network, x)
         rows = np.array([line.split() for line in _run(program, x, "--bits").splitlines()], int)
         if network.outputs == "classes":
             results["class"] = torch.from_numpy(rows[:, 0].astype(np.int64))
@@ -158,6 +158,7 @@ def runner(
         results["scores"] = torch.from_numpy(rows.astype(np.int32)).reshape(len(x), *shape)
         return results
 
+    weakref.finalize(run, work.cleanup)
     return run
 
 
