@@ -40,7 +40,12 @@ def main() -> int:
     chosen = Examples(data.x[order[: BATCHES * SIZE]], data.y[order[: BATCHES * SIZE]], *numbers)
     for text in given.bits:
         bits, _, shortcuts = text.partition("+")
-        net = ss.quantise(network, bits, skip="classifier", shortcuts=shortcuts or None).eval()
+        net = ss.quantise(
+            network,
+            bits,
+            skip="classifier",
+            options=ss.QuantiseOptions(shortcuts=shortcuts or None),
+        ).eval()
         ss.calibrate(net, [x for x, _ in chosen.chunks(SIZE)])
         print(f"{text} {evaluate(net, test)[1]:.2%}", flush=True)
     return 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import networks
 import softstair as ss
 from softstair._errors import SoftstairError
-from softstair.convert.sites import set_input_units, tied_stairs
+from softstair.convert.units import set_input_units, tied_stairs
 
 pytestmark = pytest.mark.quick
 
@@ -38,14 +38,14 @@ class Joined(nn.Module):
 
 
 def test_activations_whose_values_meet_are_tied():
-    net = ss.quantise(Joined(), TERNARY, UINT4, sums=None)
+    net = ss.quantise(Joined(), TERNARY, UINT4, options=ss.QuantiseOptions(sums=None))
     names = {module: name for name, module in ss.nn.stair_modules(net)}
     groups = [[names[stair][-1] for stair in group] for group in tied_stairs(net)]
     assert groups == [["0", "1", "4"], ["2"], ["3", "5"]]
 
 
 def test_layers_learn_whether_their_inputs_still_have_one_quantum():
-    net = ss.quantise(Joined(), TERNARY, UINT4, sums=None)
+    net = ss.quantise(Joined(), TERNARY, UINT4, options=ss.QuantiseOptions(sums=None))
     assert (net.last.input_quantum, net.last.widest_input) == (0.25, 30)
     for number, expected in ((0, None), (1, None), (4, 0.5)):
         net.stairs[number].set_quantum(0.5)

@@ -190,7 +190,8 @@ def mixed() -> nn.Module:
 def learned(**settings: object) -> nn.Module:
     torch.manual_seed(0)
     weights, features = (ss.Stair.linear(4, signed, quantum=0.25) for signed in (True, False))
-    return ss.quantise(mixed(), weights, features, quanta="learned", **settings)  # type: ignore[arg-type]
+    options = ss.QuantiseOptions(**settings)  # type: ignore[arg-type]
+    return ss.quantise(mixed(), weights, features, quanta="learned", options=options)
 
 
 def trained(net: nn.Module, steps: int = 6) -> nn.Module:
@@ -305,7 +306,9 @@ def test_quanta_have_the_plain_rate_and_no_decay():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e4])
 @pytest.mark.parametrize("fit", ["layer", "channel"])
 def test_a_quantum_that_diverged_is_reported_as_such(value, fit):
-    net = ss.quantise(networks.mlp(6, 8, 8, 3), "int4", fit=fit, quanta="learned").train()
+    net = ss.quantise(
+        networks.mlp(6, 8, 8, 3), "int4", options=ss.QuantiseOptions(fit=fit), quanta="learned"
+    ).train()
     net[0].weight_stair.log_ratio.data.reshape(-1)[-1] = value
     for call in (net.eval, net.state_dict):
         with pytest.raises(SoftstairError, match=r"training diverged.* lower learning rate"):

@@ -121,7 +121,7 @@ def test_shortcuts_of_a_quantised_network_keep_their_stair(digits: tuple[Tensor,
     last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
     model = nn.Sequential(*stem, ResidualBlock(4, 4, 1), *last)
     for bits, shortcuts, count in (("int4", "uint6", 64), ("int8", None, 4)):
-        net = ss.quantise(model, bits, skip="6", shortcuts=shortcuts)
+        net = ss.quantise(model, bits, skip="6", options=ss.QuantiseOptions(shortcuts=shortcuts))
         with torch.no_grad():
             narrow = _Trial(net, digits, digits[0])._narrowed("int2")
         levels = {name: len(stair.stair) for name, stair in stair_modules(narrow)}

@@ -11,7 +11,7 @@ from softstair import nn, noise, ste
 from softstair._errors import SoftstairError
 from softstair.anneal import Annealer
 from softstair.calibrate import calibrate, refresh_statistics
-from softstair.convert import quantise
+from softstair.convert import QuantiseOptions, quantise
 from softstair.noise import Noise
 from softstair.regularise import regularise
 from softstair.schedule import Schedule
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Annealer",
     "Noise",
+    "QuantiseOptions",
     "Schedule",
     "SoftstairError",
     "Stair",

@@ -19,7 +19,7 @@ from softstair._errors import SoftstairError, first_line, is_out_of_memory
 from softstair._quantum import fit_quantum, fit_range
 from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
-from softstair.convert.sites import set_input_units, tied_stairs
+from softstair.convert.units import set_input_units, tied_stairs
 from softstair.nn import StairLayer, hooked, stair_modules
 from softstair.stair import Quantum
 

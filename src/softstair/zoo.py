@@ -24,7 +24,7 @@ from softstair import __version__, _check, _plugins
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import replacing
 from softstair._stair_module import EXTRA_STATE
-from softstair.convert import quantise
+from softstair.convert import QuantiseOptions, quantise
 from softstair.convert.conversion import graph_of, options_of
 from softstair.models import NETWORKS, build
 from softstair.nn import StairLayer, StairModule
@@ -37,6 +37,8 @@ FILES = "*.safetensors"
 MAX_BYTES = 1 << 30
 WRONG = (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError)
 """What reading a file that lies may raise."""
+RARE = tuple(each.name for each in fields(QuantiseOptions) if each.name != "init")
+"""The rare options of ``quantise`` that a file has."""
 RELEASE: str | None = None
 """The address of the networks of this release; None as long as there is no release."""
 
@@ -113,7 +115,7 @@ def save(
     for name in facts:
         _check.choice("facts", name, names)
     quantised = any(isinstance(module, StairModule) for module in net.modules())
-    options = _encoded(options_of(net)) if quantised else None
+    options = _encoded(_flat(options_of(net))) if quantised else None
     facts |= {"shape": tuple(shape), "classes": tuple(map(str, facts.get("classes", ())))}
     if model in NETWORKS and not facts["classes"]:
         raise _check.invalid("classes", f"must name the outputs of {model!r}, but none were given")
@@ -265,8 +267,10 @@ def _quantised(model: nn.Module, known: About) -> nn.Module:
     """Return a float model with the stairs that a file names; a quantised one as it is."""
     if known.options is None or any(isinstance(m, StairModule) for m in model.modules()):
         return model
-    example = torch.zeros(2, *known.shape)
-    return quantise(model, **_decoded(known.options), init="keep", example_inputs=example)
+    options = _decoded(known.options)
+    rare = {name: options.pop(name) for name in RARE if name in options}
+    chosen = QuantiseOptions(**{**rare, "init": "keep"})
+    return quantise(model, **options, options=chosen, example_inputs=torch.zeros(2, *known.shape))
 
 
 def _form(net: nn.Module) -> str:
@@ -283,6 +287,12 @@ def _form(net: nn.Module) -> str:
     if any(isinstance(module, StairModule) for module in net.modules()):
         text += [f"{step.module} {step.function} {step.inputs}" for step in graph_of(net).steps]
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of ``quantise`` with the rare ones beside them, but for ``init``."""
+    direct = {name: value for name, value in options.items() if name != "options"}
+    return direct | {name: getattr(options["options"], name) for name in RARE}
 
 
 def _encoded(value: Any) -> Any:

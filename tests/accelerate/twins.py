@@ -59,12 +59,8 @@ def pair(
     torch.manual_seed(0)
     weights, features = STAIRS[stairs]
     network, last = (model(side, channels), "15") if make is None else (make(), "fc")
-    options = {
-        "skip": last,
-        "quanta": quanta,
-        "shortcuts": shortcuts,
-        "gradient_margin": gradient_margin,
-    }
+    rare = ss.QuantiseOptions(shortcuts=shortcuts, gradient_margin=gradient_margin)
+    options = {"skip": last, "quanta": quanta, "options": rare}
     net = ss.quantise(network, weights, features, noise, forward, **options)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -150,7 +150,10 @@ def test_shortcuts_of_a_kept_activation_reach_its_least_value() -> None:
             return self.c(F.elu(self.b(x) + x))
 
     torch.manual_seed(0)
-    net, x = ss.quantise(Residual(), "int4", shortcuts="uint8").eval(), 3 * torch.randn(256, 16)
+    net, x = (
+        ss.quantise(Residual(), "int4", options=ss.QuantiseOptions(shortcuts="uint8")).eval(),
+        3 * torch.randn(256, 16),
+    )
     ss.calibrate(net, [x])
     second = [m for name, m in net.named_modules() if name.endswith("input_stair")]
     assert len(second) == 1

@@ -54,11 +54,14 @@ def test_ternary_features_of_deep_networks_by_name_pass_gradients_up_to_two_quan
         assert not longer(bits)
     assert not longer(named("ternary"), named("ternary"))
     assert not longer("ternary", noise=ss.ste.hard_sigmoid())
-    assert not longer("ternary", gradient_margin=0)
+    assert not longer("ternary", options=ss.QuantiseOptions(gradient_margin=0))
     assert not longer("ternary", model=deep(15))
     assert not longer("ternary", model=networks.make("resnet")[0])
-    assert [len(levels) for levels in longer("int4", model=deep(2), gradient_margin=3)] == [22] * 2
-    net = ss.quantise(deep(1), "ternary", quanta="learned", gradient_margin=1)
+    margin = ss.QuantiseOptions(gradient_margin=3)
+    assert [len(levels) for levels in longer("int4", model=deep(2), options=margin)] == [22] * 2
+    net = ss.quantise(
+        deep(1), "ternary", quanta="learned", options=ss.QuantiseOptions(gradient_margin=1)
+    )
     x = torch.tensor([-2.1, -1.9, -0.4, 0.6, 1.1, 1.9, 2.1], requires_grad=True)
     y = net[1](x)
     y.sum().backward()
@@ -68,10 +71,11 @@ def test_ternary_features_of_deep_networks_by_name_pass_gradients_up_to_two_quan
 
 def test_init_and_fit_override_what_names_do():
     model = networks.mlp(6, 8, 3)
-    quantum = lambda **options: ss.quantise(model, "ternary", **options)[0].weight_stair.stair
+    quantised = lambda **rare: ss.quantise(model, "ternary", options=ss.QuantiseOptions(**rare))
+    quantum = lambda **rare: quantised(**rare)[0].weight_stair.stair
     assert quantum(fit="layer") == fit_quantum(model[0].weight, named("ternary"))
     assert quantum(init="thresholds") == named("ternary")
-    started = ss.quantise(model, "ternary", init="thresholds")
+    started = quantised(init="thresholds")
     assert not torch.equal(started[0].weight, model[0].weight)
 
 
@@ -80,7 +84,7 @@ def test_a_transposed_convolution_has_one_quantum():
     net = ss.quantise(model, "int4")
     assert [type(net[number].weight_stair.stair.quantum) for number in (0, 2)] == [tuple, float]
     with pytest.raises(ValueError, match="must have one quantum"):
-        ss.quantise(model, "int4", fit="channel")
+        ss.quantise(model, "int4", options=ss.QuantiseOptions(fit="channel"))
 
 
 @pytest.mark.parametrize(

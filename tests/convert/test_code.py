@@ -230,7 +230,10 @@ def test_functional_normalisation_follows_the_mode():
     norms = (nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.ReLU())
     plain = nn.Sequential(convolutions[0], norms[0], convolutions[1], *norms[1:])
     own = nn.Sequential(convolutions[0], NormAct(3, act=False), convolutions[1], NormAct(3))
-    nets = [ss.quantise(model, TERNARY, TERNARY, init="keep") for model in (plain, own)]
+    nets = [
+        ss.quantise(model, TERNARY, TERNARY, options=ss.QuantiseOptions(init="keep"))
+        for model in (plain, own)
+    ]
     assert [ss.report(net).layers for net in nets] == [2, 2]
     for training in (True, True, False):
         x = torch.randn(4, 2, 5, 5)

@@ -22,7 +22,8 @@ def network(
     weights: ss.Stair | None, features: ss.Stair | None, seed: int = 0, **settings: Any
 ) -> nn.Module:
     torch.manual_seed(seed)
-    return ss.quantise(networks.mlp(6, 8, 8, 3), weights, features, **settings).eval()
+    options = ss.QuantiseOptions(**settings)
+    return ss.quantise(networks.mlp(6, 8, 8, 3), weights, features, options=options).eval()
 
 
 def stairs(net: nn.Module) -> list[ss.Stair]:
@@ -134,7 +135,7 @@ def test_a_float_checkpoint_on_another_scale_than_the_stairs_warns(tmp_path):
     assert [warning.filename for warning in warned] == [__file__]
     with pytest.warns(UserWarning, match="all weights of '0', '3', '6' have the same level"):
         ss.deploy.export(net, (6,), 8, 8.0, tmp_path, to="qonnx")
-    kept = ss.quantise(model, TERNARY, TERNARY, init="keep")
+    kept = ss.quantise(model, TERNARY, TERNARY, options=ss.QuantiseOptions(init="keep"))
     kept.load_state_dict(model.state_dict())
     kept.load_state_dict(net.state_dict())
 
@@ -147,7 +148,7 @@ def test_a_float_checkpoint_loaded_later_gives_the_network_of_the_loaded_model(f
     with torch.no_grad():
         for parameter in trained.parameters():
             parameter.mul_(3.0)
-    expected = ss.quantise(trained, INT4, UINT4, init="keep", fit=fit)
+    expected = ss.quantise(trained, INT4, UINT4, options=ss.QuantiseOptions(init="keep", fit=fit))
     net = network(INT4, UINT4, init="keep", fit=fit)
     net.load_state_dict(trained.state_dict(), strict=True)
     assert stairs(net) == stairs(expected)

@@ -11,8 +11,9 @@ from torch import nn
 
 import networks
 import softstair as ss
-from softstair.convert.graph import SHARING_FUNCTIONS, record, trace
+from softstair.convert.graph import SHARING_FUNCTIONS, trace
 from softstair.convert.ops import OPERATORS, UNKNOWN, Effect, operator_named, operator_of
+from softstair.convert.read import record
 
 pytestmark = pytest.mark.quick
 

@@ -23,7 +23,7 @@ def kinds(net: nn.Module) -> list[str]:
 @pytest.mark.parametrize("fit", ["layer", "channel", None])
 def test_keep_keeps_the_weights(fit):
     model, x = networks.make("resnet")
-    net = ss.quantise(model, INT4, UINT4, init="keep", fit=fit)
+    net = ss.quantise(model, INT4, UINT4, options=ss.QuantiseOptions(init="keep", fit=fit))
     for key, value in model.state_dict().items():
         assert torch.equal(net.state_dict()[key], value)
     layers = [module for module in net.modules() if isinstance(module, ss.nn.StairLayer)]
@@ -165,9 +165,10 @@ def mlp() -> nn.Module:
         (mlp, {"forward": ["mode", 3, "mode"]}, "forward"),
         (mlp, {"skip": ("7",)}, "skip"),
         (mlp, {"skip": 3}, "skip"),
-        (mlp, {"init": "zeros"}, "init"),
-        (mlp, {"init": "keep", "fit": "tensor"}, "fit"),
-        (mlp, {"fit": "channel"}, "fit"),
+        (mlp, {"quanta": "fitted"}, "quanta"),
+        (mlp, {"activation": "relu"}, "activation"),
+        (mlp, {"options": {"fit": "layer"}}, "options"),
+        (mlp, {"options": ss.QuantiseOptions(fit="channel")}, "fit"),
         (mlp, {"weights": {"2": INT4, "*": TERNARY}}, "weights"),
         (mlp, {"features": {"0": INT4, "*": TERNARY}}, "features"),
         (mlp, {"noise": {-1: "normal", "*": "uniform"}}, "noise"),
@@ -210,11 +211,19 @@ def test_weights_that_cannot_be_negative_warn():
 
 
 @pytest.mark.parametrize(
-    ("option", "allowed"), [("fit", "auto, layer, channel"), ("sums", "sum, branches")]
+    ("option", "value", "allowed"),
+    [
+        ("init", "zeros", "one of auto, thresholds, keep"),
+        ("fit", "tensor", "auto, layer, channel or None"),
+        ("sums", "no", "sum, branches or None"),
+        ("shortcuts", 8, "a Stair, a name such as uint8, or None"),
+        ("gradient_margin", -1, "an integer of at least 0"),
+    ],
 )
-def test_none_is_among_the_allowed_values(option, allowed):
-    with pytest.raises(ValueError, match=f"{option} must be {allowed} or None, but 'no' was given"):
-        ss.quantise(networks.mlp(6, 8, 3), TERNARY, TERNARY, **{option: "no"})
+def test_a_wrong_rare_option_is_named(option, value, allowed):
+    with pytest.raises(ss.SoftstairError, match=f"^{option} must be {allowed}, but ") as caught:
+        ss.QuantiseOptions(**{option: value})
+    assert caught.value.field == option
 
 
 def test_a_name_to_skip_that_fits_nothing_is_answered_with_close_names():

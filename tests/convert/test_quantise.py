@@ -295,14 +295,15 @@ def test_a_pickled_network_runs_in_another_process(tmp_path):
 
 
 @pytest.mark.nightly(keep=5)
-@pytest.mark.parametrize("settings", [{}, {"init": "keep"}, {"init": "keep", "fit": "channel"}])
+@pytest.mark.parametrize("rare", [{}, {"init": "keep"}, {"init": "keep", "fit": "channel"}])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore:all weights that are loaded")
-def test_checkpoints_load_strictly(name, settings, tmp_path):
+def test_checkpoints_load_strictly(name, rare, tmp_path):
     """The network's own, quanta included, and that of the float network."""
-    model, net, x = converted(name, **settings)
+    options = ss.QuantiseOptions(**rare)
+    model, net, x = converted(name, options=options)
     safetensors.torch.save_file(net.state_dict(), tmp_path / "net.safetensors")
-    other = converted(name, seed=9, **settings)[1]
+    other = converted(name, seed=9, options=options)[1]
     other.load_state_dict(safetensors.torch.load_file(tmp_path / "net.safetensors"), strict=True)
     assert torch.equal(other.eval()(x), net.eval()(x))
     of_other = gradients(other.train(), other, x)

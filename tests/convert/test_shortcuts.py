@@ -28,13 +28,13 @@ def test_stairs_are_layers_in_order_of_execution() -> None:
     # The stem, two stairs of each block, and the shortcut with weights, which runs first in it.
     assert added(net) == {"layer2.0.downsample.1.stair": 3}
     assert ss.Schedule.for_network(net, 1.0).layers == 7
-    branches = ss.quantise(model, TERNARY, UINT4, sums="branches")
+    branches = ss.quantise(model, TERNARY, UINT4, options=BRANCHES)
     assert added(branches) == {
         "layer1.0.bn2.stair": 2,
         "layer2.0.downsample.1.stair": 4,
         "layer2.0.bn2.stair": 6,
     }
-    assert not added(ss.quantise(model, TERNARY, UINT4, sums=None))
+    assert not added(ss.quantise(model, TERNARY, UINT4, options=ss.QuantiseOptions(sums=None)))
     assert not added(ss.quantise(model, TERNARY, None))
     assert not added(ss.quantise(model, TERNARY, UINT4, skip="layer2.0.downsample.1.stair"))
 
@@ -48,7 +48,7 @@ def test_bottlenecks_have_one_stair_each() -> None:
         "stair_add",
         "stair",
     ]
-    assert len(added(ss.quantise(model, TERNARY, UINT4, sums="branches"))) == 4
+    assert len(added(ss.quantise(model, TERNARY, UINT4, options=BRANCHES))) == 4
 
 
 @pytest.mark.parametrize("name", ["mobilenet", "mlp", "transformer", "shared", "branching"])
@@ -88,6 +88,8 @@ def test_stairs_of_sums_are_signed_and_may_be_chosen() -> None:
 
 
 UINT8 = ss.Stair.linear(8, quantum=0.05)
+BYTES, WIDE = ss.QuantiseOptions(shortcuts="uint8"), ss.QuantiseOptions(shortcuts=UINT8)
+BRANCHES = ss.QuantiseOptions(sums="branches")
 
 
 def stairs(net: nn.Module) -> dict[str, tuple[int, ss.Stair]]:
@@ -114,7 +116,7 @@ class Block(nn.Module):
 def test_weights_read_shortcuts_through_a_second_stair() -> None:
     torch.manual_seed(0)
     model = Block()
-    net = ss.quantise(model, TERNARY, UINT4, shortcuts=UINT8, skip="last").eval()
+    net = ss.quantise(model, TERNARY, UINT4, options=WIDE, skip="last").eval()
     x = torch.randn(2, 3, 8, 8)
     ternary = lambda name: TERNARY(net.get_submodule(name).weight)
     sums = lambda name, y: F.conv2d(y, ternary(name), net.get_submodule(name).bias, padding=1)
@@ -137,7 +139,7 @@ def test_weights_read_shortcuts_through_a_second_stair() -> None:
 def test_shortcuts_follow_the_bits_of_their_layers() -> None:
     model = make("resnet")[0]
     plain = stairs(ss.quantise(model, "int2", skip="fc"))
-    net = ss.quantise(model, "int2", skip="fc", shortcuts="uint8")
+    net = ss.quantise(model, "int2", skip="fc", options=BYTES)
     wide = {name: len(stair) for name, (_, stair) in stairs(net).items()}
     # Features that are added, the shortcut with weights, and what the first block reads.
     assert wide == {
@@ -152,20 +154,20 @@ def test_shortcuts_follow_the_bits_of_their_layers() -> None:
     assert ss.Schedule.for_network(net, 1.0).layers == 6
     # A layer that has as many levels needs no second stair; one in float has none.
     for bits, count in (("int8/uint8", 256), ("int8/float", 0)):
-        mixed = stairs(ss.quantise(model, {"conv1": bits, "*": "int2"}, shortcuts="uint8"))
+        mixed = stairs(ss.quantise(model, {"conv1": bits, "*": "int2"}, options=BYTES))
         assert "layer1.0.conv1.input_stair" not in mixed
         assert len(mixed["relu"][1] if "relu" in mixed else ()) == count
-    signs = stairs(ss.quantise(model, "ternary", shortcuts="uint8"))
+    signs = stairs(ss.quantise(model, "ternary", options=BYTES))
     assert signs["relu"][1].integers == tuple(range(-128, 128))
     names = {"layer1.0.conv1.input_stair": "int8", "*": "int2"}
     with pytest.raises(ValueError, match="fits none"):
-        ss.quantise(model, names, shortcuts="uint8")
+        ss.quantise(model, names, options=BYTES)
 
 
 def test_second_stairs_load_copy_and_learn() -> None:
     torch.manual_seed(0)
     model, batches = Block(), [torch.randn(8, 3, 8, 8) for _ in range(2)]
-    build = lambda: ss.quantise(model, "int3", shortcuts="uint8", quanta="learned", skip="last")
+    build = lambda: ss.quantise(model, "int3", options=BYTES, quanta="learned", skip="last")
     net = build()
     quanta = ss.calibrate(net, batches)
     assert quanta["left.input_stair"] > 10 * quanta["stair_relu"]
@@ -187,7 +189,7 @@ def test_features_that_are_concatenated_or_added_to_such_keep_their_stair() -> N
             z = F.relu(self.last(F.relu(y)))
             return z + F.relu(self.last(F.relu(y)))
 
-    net = ss.quantise(Joined(), TERNARY, UINT4, shortcuts=UINT8)
+    net = ss.quantise(Joined(), TERNARY, UINT4, options=WIDE)
     wide = [name for name, (_, stair) in stairs(net).items() if stair == UINT8]
     assert wide == ["stair_relu_4", "stair_relu_6"]
 
@@ -205,7 +207,7 @@ def test_values_that_are_written_later_are_read_as_they_are_then(form: str) -> N
             return self.last(F.relu(self.right(y if form == "alias" else x)))
 
     torch.manual_seed(0)
-    net = ss.quantise(Written(), TERNARY, UINT4, shortcuts=UINT8, skip="last").eval()
+    net = ss.quantise(Written(), TERNARY, UINT4, options=WIDE, skip="last").eval()
     x = torch.randn(2, 3, 8, 8)
     ternary = lambda name: TERNARY(net.get_submodule(name).weight)
     sums = lambda name, y: F.conv2d(y, ternary(name), net.get_submodule(name).bias, padding=1)
@@ -223,7 +225,7 @@ def test_each_place_has_a_second_stair_and_the_noise_of_its_layer() -> None:
             return self.last(F.relu(self.left(x) + x))
 
     forward = ["random", "mode", "mode"]
-    net = ss.quantise(Twice(), TERNARY, UINT4, shortcuts=UINT8, skip="last", forward=forward)
+    net = ss.quantise(Twice(), TERNARY, UINT4, options=WIDE, skip="last", forward=forward)
     second = {n: m for n, m in net.named_modules() if "input_stair" in n}
     assert {n: (m.layer, m.strategy) for n, m in second.items()} == {
         "left.input_stair": (0, "random"),
@@ -234,7 +236,7 @@ def test_each_place_has_a_second_stair_and_the_noise_of_its_layer() -> None:
 @pytest.mark.parametrize("skip", ["left", ()])
 def test_layers_in_float_read_shortcuts_as_they_are(skip: str) -> None:
     bits = {"*": "int2"} if skip else {"left": "float/uint2", "*": "int2"}
-    net = ss.quantise(Block(), bits, shortcuts="uint8", skip=skip).eval()
+    net = ss.quantise(Block(), bits, options=BYTES, skip=skip).eval()
     features: list[Tensor] = []
     for layer in (net.left, net.right):
         layer.register_forward_pre_hook(lambda _, x: features.append(x[0]))
@@ -245,15 +247,15 @@ def test_layers_in_float_read_shortcuts_as_they_are(skip: str) -> None:
 def test_wrong_shortcuts_raise() -> None:
     for value in ("uint9", 8, [UINT8], "uint4", "int8"):
         with pytest.raises(ValueError, match="shortcuts must be"):
-            ss.quantise(Block(), "int4", shortcuts=value)
+            ss.quantise(Block(), "int4", options=ss.QuantiseOptions(shortcuts=value))
     with pytest.raises(ValueError, match="skip must name modules"):
-        ss.quantise(Block(), "int4", shortcuts="uint8", skip="*.input_stair")
+        ss.quantise(Block(), "int4", options=BYTES, skip="*.input_stair")
 
     class Hidden(Block):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.sum() < 1e9 else x
 
     with pytest.raises(ValueError, match=r"shortcuts must be None, since torch\.fx cannot trace"):
-        ss.quantise(Hidden(), "int4", shortcuts="uint8", example_inputs=torch.randn(2, 3, 8, 8))
+        ss.quantise(Hidden(), "int4", options=BYTES, example_inputs=torch.randn(2, 3, 8, 8))
     with pytest.raises(ValueError, match="adds no quantised features"):
-        ss.quantise(make("mlp")[0], "int4", shortcuts="uint8")
+        ss.quantise(make("mlp")[0], "int4", options=BYTES)

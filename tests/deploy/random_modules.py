@@ -500,7 +500,8 @@ def generate(seed: int) -> Generated:
     settings: dict[str, Any] = {"features": FEATURES[features]}
     settings["weights"] = WEIGHTS[rng.choice([*WEIGHTS])]
     if rng.random() < 0.15:
-        settings |= {"init": "keep", "fit": rng.choice(["layer", "channel"])}
+        fit = rng.choice(["layer", "channel"])
+        settings["options"] = ss.QuantiseOptions(init="keep", fit=fit)
     exact = features != "ternary, 0.3" and b.exact_averages
     if rng.random() < 0.3:
         settings = {"weights": rng.choice(["int8", "int4", "ternary/uint8", "int4/int3"])}

@@ -215,7 +215,9 @@ def residual_network(quantum: float, bits: int = 8) -> IntegerNetwork:
     model(torch.randn(64, 1, 8, 8) * 2)
     features = ss.Stair.linear(bits, signed=False, quantum=quantum)
     weights = ss.Stair.linear(bits, signed=True)
-    net = ss.quantise(model, weights, features, skip="4", init="keep", fit="channel").eval()
+    net = ss.quantise(
+        model, weights, features, skip="4", options=ss.QuantiseOptions(init="keep", fit="channel")
+    ).eval()
     return ss.deploy.integerise(net, (1, 8, 8), 128, 64.0)
 
 

@@ -46,7 +46,9 @@ def int8_resnet8() -> IntegerNetwork:
     features = ss.Stair.linear(8, signed=False, quantum=1 / 32)
     int8 = ss.Stair.linear(8, signed=True)
     last = ss.models.last_layer(model)
-    net = ss.quantise(model, int8, features, skip=last, init="keep", fit="channel").eval()
+    net = ss.quantise(
+        model, int8, features, skip=last, options=ss.QuantiseOptions(init="keep", fit="channel")
+    ).eval()
     return ss.deploy.integerise(net, (3, 32, 32), 121, 64.0)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import softstair as ss
 from networks import Code, InvertedBottleneck, make
-from softstair.convert.shortcuts import Sums
-from softstair.convert.sites import set_input_units
+from softstair.convert.options import Sums
+from softstair.convert.units import set_input_units
 from softstair.deploy import ExportError, IntegerNetwork, integerise, onnx, verify
 from softstair.deploy.c.program import sources
 from softstair.models import ResidualBlock, last_layer
@@ -66,8 +66,8 @@ def quantised(
 ) -> nn.Module:
     """A network after a few steps of training, with normalisations as after many."""
     torch.manual_seed(1)
-    options = {"skip": last_layer(model), "sums": sums, "shortcuts": shortcuts}
-    net = ss.quantise(model, TERNARY, features, **options)
+    options = ss.QuantiseOptions(sums=sums, shortcuts=shortcuts)
+    net = ss.quantise(model, TERNARY, features, skip=last_layer(model), options=options)
     schedule = ss.Schedule.for_network(net, period=1.0)
     annealer = ss.Annealer(net, schedule)
     optimiser = torch.optim.SGD(net.parameters(), 0.01)
@@ -138,7 +138,8 @@ def fitted(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     model(torch.randn(64, *shape) * 2)
     int8, features = ss.Stair.linear(8, signed=True), ss.Stair.linear(8, quantum=1 / 32)
     last = last_layer(model)
-    net = ss.quantise(model, int8, features, skip=last, init="keep", fit="channel", sums="sum")
+    options = ss.QuantiseOptions(init="keep", fit="channel")
+    net = ss.quantise(model, int8, features, skip=last, options=options)
     for _, stair in stair_modules(net):
         if isinstance(stair, StairActivation):
             stair.set_quantum(float(torch.empty(()).uniform_(0.02, 0.05)))

@@ -205,7 +205,9 @@ PAGE: dict[str, list[Pattern]] = {
     "a bottleneck with `ReLU6`": [PATTERNS["ReLU6 and Hardtanh"]],
     "a shortcut that is added": [called(residual), EXAMPLES["add"]],
     "two sums that are added": [Pattern(two_sums)],
-    "the same, quantised with": [Pattern(two_sums, settings={"sums": None})],
+    "the same, quantised with": [
+        Pattern(two_sums, settings={"options": ss.QuantiseOptions(sums=None)})
+    ],
     "a shortcut that broadcasts": [Pattern(broadcasting)],
     "features of one quantum, concatenated along the channels": [EXAMPLES["cat"]],
     "features of one quantum, concatenated along another axis": [

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -172,7 +173,10 @@ def test_last_layer() -> None:
 def test_stairs_on_sums_have_an_effect_on_residual_networks(name: str) -> None:
     with torch.device("meta"):  # no weights need to be drawn
         model = NETWORKS[name].make(4, NETWORKS[name].shape[0] or 3)
-    settings = {"weights": TERNARY, "features": TERNARY, "init": "keep", "fit": None}
-    nets = [ss.quantise(model, **settings, sums=sums) for sums in (None, "branches")]
+    kept: Any = {"init": "keep", "fit": None}
+    nets = [
+        ss.quantise(model, TERNARY, TERNARY, options=ss.QuantiseOptions(**kept, sums=sums))
+        for sums in (None, "branches")
+    ]
     counts = {len(list(stair_modules(net))) for net in nets}
     assert (len(counts) > 1) == name.startswith("resnet")

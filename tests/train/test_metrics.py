@@ -77,7 +77,9 @@ def test_occupancy_and_dead_shares(noise: str, quantum: float, std: float) -> No
 
 def test_ternary_features_by_name_are_dead_from_two_quanta_on() -> None:
     net = ss.quantise(
-        nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)), "ternary", gradient_margin=1
+        nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)),
+        "ternary",
+        options=ss.QuantiseOptions(gradient_margin=1),
     )
     net[1].set_quantum(0.25)
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))

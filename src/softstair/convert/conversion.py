@@ -45,7 +45,7 @@ class Conversion:
 
     rows: tuple[Row, ...]  # in order of execution
     graph: Graph
-    options: dict[str, Any]  # of quantise, but for those of training
+    options: dict[str, Any]  # of quantise, but for noise, forward and the inputs
     traces: Traces | str  # or why torch.fx cannot trace it
     code: str  # the digest of what was traced
 

@@ -1,7 +1,6 @@
 """The graph of a network: its operations in order of execution, and the results that each takes.
 
-:func:`trace` derives it by symbolic tracing (torch.fx). :func:`record` derives it from one run on
-example inputs, for models that cannot be traced.
+:func:`trace` derives it by symbolic tracing (torch.fx).
 """
 
 import hashlib
@@ -9,19 +8,17 @@ import inspect
 import operator
 import pkgutil
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
-from softstair import _check
 from softstair._errors import first_line
 from softstair.nn import StairLayer, StairModule
 
@@ -96,14 +93,8 @@ class Graph:
 
     def is_at_end(self, number: int) -> bool:
         """Return whether no module reads the result of a step, or what functions make of it."""
-        consumers, waiting, seen = self.consumers(), [number], set[int]()
-        while waiting:
-            following = set(consumers[waiting.pop()]) - seen
-            if any(self.steps[reader].module for reader in following):
-                return False
-            seen |= following
-            waiting += following
-        return True
+        modules = {number for number, step in enumerate(self.steps) if step.module}
+        return self.following(number, modules).isdisjoint(modules)
 
     def consumers(self) -> list[list[int]]:
         """Return, for each step, the steps that take its result."""
@@ -113,18 +104,30 @@ class Graph:
                 consumers[source].append(number)
         return consumers
 
+    def following(self, number: int, walls: Container[int]) -> set[int]:
+        """Return the steps, walls included, that the result of a step reaches without a further
+        wall between them."""
+        consumers = self.consumers()
+        return _connected(consumers[number], consumers, walls)
+
     def reaching_output(self, walls: Container[int], also: Iterable[int] = ()) -> set[int]:
         """Return the steps, walls included, from which a path without a further wall leads to an
         output or to a step of ``also``."""
-        reached: set[int] = set()
-        waiting = [*self.outputs, *also]
-        while waiting:
-            number = waiting.pop()
-            if number not in reached:
-                reached.add(number)
-                if number not in walls:
-                    waiting.extend(self.steps[number].inputs)
-        return reached
+        return _connected([*self.outputs, *also], [step.inputs for step in self.steps], walls)
+
+
+def _connected(
+    start: Iterable[int], links: Sequence[Iterable[int]], walls: Container[int]
+) -> set[int]:
+    """Return the steps that links lead to; those of a wall lead no farther."""
+    reached, waiting = set[int](), [*start]
+    while waiting:
+        number = waiting.pop()
+        if number not in reached:
+            reached.add(number)
+            if number not in walls:
+                waiting.extend(links[number])
+    return reached
 
 
 @contextmanager
@@ -398,101 +401,3 @@ def _shares_memory(node: fx.Node, module: nn.Module | None) -> bool:
         if package not in ("None", "torch", "_operator", "builtins", "math"):
             return True  # nothing is known about the user's own functions
     return _raw_name(node).partition(".")[0].strip("_") in SHARING_FUNCTIONS
-
-
-def record(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> Graph:
-    """Return the graph of one run, in evaluation: training would change batch-norm statistics."""
-    recorder, is_leaf = _Recorder(), Tracer().is_leaf_module
-    with training_mode(model, training=False), ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if name and is_leaf(module, name):
-                leave = recorder.leave(name)
-                hooks.enter_context(module.register_forward_pre_hook(recorder.enter))
-                hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
-        with torch.no_grad(), recorder:
-            result = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
-    results = [recorder.node(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    return steps_of(recorder.graph, model, complete=False, results=results)
-
-
-class _Recorder(TorchFunctionMode):
-    """Records the calls of leaf modules, and of functions outside of them, as nodes of torch.fx.
-
-    Functions are recorded as methods: only their names are read.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.graph = fx.Graph()
-        self.nodes: dict[int, fx.Node] = {}
-        """The node that returned each tensor, by id."""
-        self.alive: list[Tensor] = []  # ids are unique only while tensors live
-        self.depth = 0
-
-    def add(self, op: str, target: str, args: Any, kwargs: Any, result: Any) -> None:
-        args, kwargs = tree_map_only(Tensor, self.node, (args, kwargs))
-        self._set_node(self.graph.create_node(op, target, args, kwargs), result)
-
-    def node(self, tensor: Tensor) -> fx.Node:
-        if id(tensor) not in self.nodes:  # the network's input, a parameter or a constant
-            self._set_node(self.graph.placeholder("tensor"), tensor)
-        return self.nodes[id(tensor)]
-
-    def _set_node(self, node: fx.Node, result: Any) -> None:
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.alive.append(tensor)
-                self.nodes[id(tensor)] = node
-
-    def enter(self, *_: Any) -> None:
-        self.depth += 1
-
-    def leave(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            self.depth -= 1
-            if self.depth == 0:
-                self.add("call_module", name, args, kwargs, result)
-
-        return hook
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if self.depth == 0:
-            full = resolve_name(function) or getattr(function, "__name__", "")
-            name = full.removesuffix(".__get__").rsplit(".", 1)[-1]
-            if isinstance(function, torch._ops.OpOverload):
-                name = function.__name__
-            self.add("call_method", name, args, kwargs or {}, result)
-        return result
-
-
-def trace_or_record(net: nn.Module, example_inputs: object) -> tuple[Graph, Traces | str]:
-    """Return the graph by tracing, with torch.fx's own, or else that of a run on the inputs, with
-    the reason."""
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
-    if inputs is not None and not isinstance(inputs, list | tuple | Mapping):
-        allowed = "a tensor, or a tuple or a mapping of the arguments of one forward pass"
-        raise _check.wrong("example_inputs", inputs, allowed)
-    traces = traces_or_why(net)
-    if isinstance(traces, Traces):
-        return traces.train_steps, traces
-    if inputs is None:
-        given = inspect.signature(net.forward).parameters.values()
-        names = [p.name for p in given if p.default is p.empty and p.kind <= p.KEYWORD_ONLY]
-        values = ", ".join(f"{name!r}: …" for name in names or [p.name for p in given][:1])
-        raise _check.invalid(
-            "example_inputs",
-            f"must be given to softstair.quantise, such as example_inputs={{{values}}}, since "
-            f"torch.fx cannot trace the model: {traces}; it then trains, but does not export, for "
-            "which write torch.where instead of if, and numbers instead of sizes",
-        )
-    try:
-        return record(net, inputs), traces
-    except Exception as error:
-        raise _check.invalid(
-            "example_inputs",
-            "must be the arguments of one forward pass of the model, but with those given it "
-            f"raised {type(error).__name__} ({first_line(error)})",
-        ) from None

@@ -50,6 +50,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from softstair.convert.graph import GraphStep
 from softstair.nn import (
     StairConv1d,
     StairConv2d,
@@ -328,3 +329,9 @@ def operator_of(module: nn.Module) -> Operator:
 def operator_named(function: str | None) -> Operator:
     """Return the row of a function by its bare name; else :data:`UNKNOWN`."""
     return _BY_NAME.get(function or "", UNKNOWN)
+
+
+def called(net: nn.Module, step: GraphStep) -> tuple[nn.Module | None, Operator]:
+    """Return the module that a step calls, None if it is a function, and its row."""
+    module = None if step.module is None else net.get_submodule(step.module)
+    return module, operator_named(step.function) if module is None else operator_of(module)

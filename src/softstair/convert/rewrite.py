@@ -10,6 +10,7 @@ dropouts become modules, other arguments that are the mode read it, and any othe
 ValueError.
 """
 
+import copy
 import importlib
 import inspect
 import operator
@@ -33,6 +34,7 @@ ADVICE = (
     "give each activation an nn.Module of its own, called once (nn.ReLU instead of F.relu), and "
     "pass sums=None and shortcuts=None"
 )
+MODE = "training"
 CASE = "if its activations are functions or are called several times, or if stairs are added"
 
 
@@ -58,8 +60,22 @@ class NewCall(NamedTuple):
     readers: tuple[int, ...] = ()  # the steps that read its result; empty: all
 
 
-def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]], traces: Traces) -> None:
-    """Call new modules in a network, by the numbers of steps of ``traces``, which it changes."""
+def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]], traces: Traces) -> Traces:
+    """Call new modules in a network, by the numbers of steps of ``traces``, which it changes;
+    return the graphs of the network with all modules that have been replaced."""
+    graphs = (traces.train, traces.evaluation)
+    if calls:
+        code = _rewritten(net, calls, traces)
+        net.__class__ = _with_forward(type(net), _code_of(code))
+        graphs = (_in_mode(code, True), _in_mode(code, False))
+    _register_constants(net, *graphs)
+    before = (traces.train_steps, traces.eval_steps)
+    steps = (steps_of(x, net, old.complete) for x, old in zip(graphs, before, strict=True))
+    return Traces(*graphs, *steps)
+
+
+def _rewritten(net: nn.Module, calls: Mapping[int, Sequence[NewCall]], traces: Traces) -> fx.Graph:
+    """Return the graph of the new forward pass; where it reads the mode, it is an attribute."""
     train_graph, eval_graph = traces.train, traces.evaluation
     for name in hooked_blocks(net, train_graph):
         problem = f"must have no hooks on blocks {CASE}, but {name} has one, which would not run"
@@ -81,7 +97,24 @@ def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]], traces: Trac
             readers = [nodes[reader] for reader in call.readers]
             node = _insert(train_graph, node, net, call, first_inputs[number], readers)
     call_operators(steps_of(train_graph, net), train_graph)
-    net.__class__ = _with_forward(type(net), _code_of(train_graph))
+    return train_graph
+
+
+def _in_mode(code: fx.Graph, training: bool) -> fx.Graph:
+    """Return the graph that a trace of rewritten code in one mode would give."""
+    graph = copy.deepcopy(code)
+    is_mode = lambda node: node.op == "get_attr" and node.target == MODE
+    for node in list(graph.nodes):
+        if is_mode(node):
+            continue
+        values = fx.map_arg((node.args, node.kwargs), lambda x: training if is_mode(x) else x)
+        node.args, node.kwargs = values
+        if node.target is apply_operator:
+            name, *operands = node.args
+            node.target, node.args = getattr(operator, name), tuple(operands)
+    for mode in filter(is_mode, list(graph.nodes)):
+        graph.erase_node(mode)
+    return graph
 
 
 class ForwardCode(NamedTuple):
@@ -135,6 +168,8 @@ def _insert(
     inputs = node.all_input_nodes
     with traced.inserting_after(node):
         call = traced.call_module(new.name, (node if new.is_added else inputs[first_input],))
+    stack = node.meta.get("nn_module_stack", {})
+    call.meta["nn_module_stack"] = {**stack, new.name: (new.name, type(new.module))}
     takes = lambda user: user in readers if readers else user is not call
     node.replace_all_uses_with(call, delete_user_cb=takes)
     if not new.is_added:
@@ -188,7 +223,7 @@ def _read_mode(
         if not follows and first != second:
             return False
     with train_graph.inserting_before(a):
-        mode = train_graph.get_attr("training")
+        mode = train_graph.get_attr(MODE)
     leaves = [mode if follows else leaf for follows, leaf in zip(modes, mine, strict=True)]
     a.args, a.kwargs = tree_unflatten(leaves, form)
     return True
@@ -221,7 +256,7 @@ def _check_constants(net: nn.Module, first: str, second: str) -> None:
         )
 
 
-def register_constants(net: nn.Module, *graphs: fx.Graph) -> None:
+def _register_constants(net: nn.Module, *graphs: fx.Graph) -> None:
     """Register tensors made in the forward pass as buffers that checkpoints do not hold."""
     used = {str(node.target) for graph in graphs for node in graph.nodes if node.op == "get_attr"}
     for name in [key for key in vars(net) if key.startswith("_tensor_constant")]:

@@ -25,18 +25,17 @@ they are:
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, Literal
 
 from torch import nn
 
 from softstair import _check
-from softstair.convert.graph import Graph, GraphStep
-from softstair.convert.ops import Effect, Operator, operator_named, operator_of
-from softstair.convert.sites import LayerOptions, Site, why_float
+from softstair.convert.graph import Graph, GraphStep, Traces
+from softstair.convert.ops import Effect, Operator, called
+from softstair.convert.options import LayerOptions, Sums
+from softstair.convert.read import Model
+from softstair.convert.sites import Site, unused_name, why_float
 from softstair.stair import Stair
 
-Sums = Literal["sum", "branches"]
-SUMS = ("sum", "branches")
 SUM = Operator("sum", Effect.ACTIVATION)
 INPUT = Operator("input", Effect.ACTIVATION)
 """The rows of stairs that are added to a network: to sums, and to the inputs of weights."""
@@ -64,64 +63,59 @@ class _Value:
         return self.kind in (_Kind.SUM, _Kind.TOTAL)
 
 
-def sum_sites(
-    net: nn.Module,
-    graph: Graph,
-    sites: Sequence[Site],
-    options: LayerOptions,
-    call_names: Sequence[str] | None,
-    sums: Sums,
-    evaluation: Graph | None,
-) -> list[Site]:
-    """Return a site for each stair that is added after a step; the arguments of ``find_sites``."""
-    if call_names is None or evaluation is None or not graph.complete:
+def sum_sites(model: Model, sites: Sequence[Site], options: LayerOptions) -> list[Site]:
+    """Return a site for each stair that is added after a step."""
+    net, graph, sums = model.net, model.graph, options.rare.sums
+    if (
+        sums is None
+        or not (isinstance(model.traces, Traces) and model.call_names)
+        or not graph.complete
+    ):
         return []  # the forward pass cannot be rewritten
     modules = {site.module for site in sites if not site.why_float}
     kept = {use for site in sites if site.why_float for use in site.uses}
     places = _Walk(net, graph, modules, kept, sums).places()
     # Evaluation is what is exported; training may have more heads.
-    if not places or not _Walk(net, evaluation, modules, (), sums).places():
+    if not places or not _Walk(net, model.traces.eval_steps, modules, (), sums).places():
         return []
-    added = []
-    names = {name for name, _ in net.named_modules()}
+    added, names = [], {name for name, _ in net.named_modules()}
     for place in sorted(places):
         module = graph.steps[place].module
-        name = call_names[place] if module is None else f"{module}.stair"
-        while name in names:
-            name += "_"
-        names.add(name)
+        name = unused_name(f"{module}.stair" if module else model.call_names[place], names)
         site = Site(place, name, SUM, None, [place], is_call=True, is_added=True)
         site.why_float = why_float(site, graph, options) or ""
         added.append(site)
     return added
 
 
-def input_sites(net: nn.Module, graph: Graph, sites: Sequence[Site]) -> list[Site]:
+def input_sites(model: Model, sites: Sequence[Site]) -> list[Site]:
     """Set ``is_shortcut`` of the stairs whose features are added; return a site for each second
     stair, through which weights read these features.
 
     Features that are concatenated, or added to such features, are left out: they share a quantum.
     """
+    if model.call_names is None or not model.graph.complete:
+        problem = "must be None, since torch.fx cannot trace all of this model"
+        raise _check.invalid("shortcuts", problem)
     stairs = {use: s for s in sites if s.is_activation and not s.why_float for use in s.uses}
     weights = {use: s for s in sites if s.is_weights and not s.why_float for use in s.uses}
     held: list[frozenset[Site]] = []  # the stairs whose features a step returns, added or joined
     same: list[Site | None] = []  # the stair whose features it returns as they are
     added, joined = list[frozenset[Site]](), set[Site]()
     read: dict[tuple[int, Site], list[int]] = {}
-    for number, step in enumerate(graph.steps):
-        module = None if step.module is None else net.get_submodule(step.module)
-        operator = operator_named(step.function) if module is None else operator_of(module)
+    for number, step in enumerate(model.graph.steps):
+        effect = called(model.net, step)[1].effect
         inputs = frozenset[Site]().union(*(held[source] for source in step.inputs))
         first = same[step.inputs[0]] if step.inputs else None
-        if operator.effect is Effect.ADD:
+        if effect is Effect.ADD:
             added.append(inputs)
-        elif operator.effect is Effect.JOIN:
+        elif effect is Effect.JOIN:
             joined |= inputs
         elif number in weights and first is not None:
             read.setdefault((step.inputs[0], first), []).append(number)
         stair = stairs.get(number)
-        moves = operator.effect in (Effect.PASS, Effect.DROPOUT, Effect.MOVE)
-        is_sum = operator.effect in (Effect.WEIGHTS, Effect.ACTIVATION)
+        moves = effect in (Effect.PASS, Effect.DROPOUT, Effect.MOVE)
+        is_sum = effect in (Effect.WEIGHTS, Effect.ACTIVATION)
         held.append(frozenset({stair}) if stair else frozenset() if is_sum else inputs)
         same.append(stair or (first if moves else None))
         for written in step.written:  # it holds other values from here on
@@ -130,26 +124,23 @@ def input_sites(net: nn.Module, graph: Graph, sites: Sequence[Site]) -> list[Sit
         joined.update(*(group for group in added if group & joined))
     for site in frozenset[Site]().union(*added) - joined:
         site.is_shortcut = True
-    new, names = [], {name for name, _ in net.named_modules()}
+    new, names = [], {name for name, _ in model.net.named_modules()}
     for (place, source), readers in read.items():
         if source.is_shortcut:
-            name = f"{weights[readers[0]].name}.input_stair"
-            while name in names:
-                name += "_"
-            names.add(name)
+            name = unused_name(f"{weights[readers[0]].name}.input_stair", names)
             site = Site(source.step, name, INPUT, None, is_call=True, is_added=True)
             site.source, site.place, site.readers = source, place, tuple(readers)
             new.append(site)
     return new
 
 
-def widen(sites: list[Site], settings: dict[Site, dict[str, Any]], shortcuts: Stair) -> None:
+def widen(sites: list[Site], shortcuts: Stair) -> None:
     """Set the stairs of shortcuts to ``shortcuts`` where it has more levels.
 
     Their former stairs become those of the second stairs; second stairs without use are removed.
     """
-    narrow: dict[Site, Stair | None] = {}
-    for site in [site for site in settings if site.is_shortcut]:
+    narrow: dict[Site, Stair] = {}
+    for site in [site for site in sites if site.is_shortcut and not site.why_float]:
         stair, wide = site.stair, shortcuts
         assert stair is not None
         if stair.levels[0] < 0:
@@ -164,12 +155,14 @@ def widen(sites: list[Site], settings: dict[Site, dict[str, Any]], shortcuts: St
         problem = f"must be None, but a stair of {len(shortcuts)} levels was given: this network "
         problem += "adds no quantised features with fewer levels (concatenated ones do not count)"
         raise _check.invalid("shortcuts", problem)
-    quantised = {use for site in settings if site.is_weights for use in site.uses}
+    quantised = {
+        use for site in sites if site.is_weights and not site.why_float for use in site.uses
+    }
     for site in [site for site in sites if site.source]:
         source = site.source
         site.readers = tuple(reader for reader in site.readers if reader in quantised)
         if source in narrow and site.readers:
-            site.stair, settings[site] = narrow[source], dict(settings[source])
+            site.stair, site.noise = narrow[source], source.noise
         else:
             sites.remove(site)
 
@@ -204,8 +197,7 @@ class _Walk:
     def _result(self, number: int, step: GraphStep, x: list[_Value]) -> _Value:
         if not x:  # the input of the network is bytes
             return _Value(_Kind.FLOAT if number else _Kind.QUANTISED, number)
-        module = None if step.module is None else self.net.get_submodule(step.module)
-        operator = operator_named(step.function) if module is None else operator_of(module)
+        module, operator = called(self.net, step)
         depth, effect = max(value.depth for value in x), operator.effect
         other = _Value(_Kind.FLOAT, number, depth)
         is_quantised = module in self.modules and number not in self.kept

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins, kernels, noise as noises
 from softstair._errors import SoftstairError, first_line
-from softstair.convert import quantise
+from softstair.convert import QuantiseOptions, quantise
 from softstair.convert.bits import parse, parse_layers
 from softstair.convert.conversion import copy_of
-from softstair.convert.sites import matches
+from softstair.convert.options import matches
 from softstair.data import Dataset
 from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
@@ -88,10 +88,12 @@ def stair_network(
         forward=recipe.forward,
         skip=skip,
         example_inputs=example,
-        sums=None if recipe.sums == "none" else recipe.sums,
-        shortcuts=None if recipe.shortcuts == "same" else recipe.shortcuts,
-        gradient_margin=recipe.gradient_margin,
         quanta="learned" if recipe.quanta == "learned" else "fixed",
+        options=QuantiseOptions(
+            sums=None if recipe.sums == "none" else recipe.sums,
+            shortcuts=None if recipe.shortcuts == "same" else recipe.shortcuts,
+            gradient_margin=recipe.gradient_margin,
+        ),
     )
 
 

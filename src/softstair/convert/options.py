@@ -1,0 +1,182 @@
+"""The options of ``quantise``: rare ones, and those that may differ from layer to layer."""
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from torch import nn
+
+from softstair import _check
+from softstair.convert.bits import StairName, feature_stair, has_names, name_of, stairs_of
+from softstair.noise import Noise
+from softstair.regularise import Forward
+from softstair.stair import Stair
+from softstair.ste import Estimator
+
+Value = TypeVar("Value")
+PerLayer: TypeAlias = (
+    Value | Sequence[Value] | Mapping[int, Value] | Mapping[str, Value] | Mapping[int | str, Value]
+)
+"""A value for all layers, a sequence with one per layer, or a mapping from layer numbers and
+patterns of module names."""
+PER_LAYER = ("weights", "features", "noise", "forward")
+Activation = Literal["auto", "keep", "replace"]
+Init = Literal["auto", "thresholds", "keep"]
+Fit = Literal["auto", "layer", "channel"]
+Sums = Literal["sum", "branches"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantiseOptions:
+    """Rare options of :func:`softstair.quantise`.
+
+    >>> QuantiseOptions(shortcuts="uint8").sums
+    'sum'
+
+    Args:
+        init: ``"thresholds"`` starts the weights at thresholds, as in the paper; ``"keep"`` keeps
+            them; ``"auto"`` keeps them if stairs are given by name.
+        fit: With ``init="keep"``: give each ``"layer"`` or ``"channel"`` the quantum that is
+            nearest to its weights; None keeps the quantum of the stair. ``"auto"``: each channel
+            (of ConvTranspose2d, the layer) if stairs are given by name, and otherwise the layer.
+        sums: Where sums without an activation get a stair, which exact integers need:
+            ``"sum"``: where weights read them, on one of two that are added (the shortcut of a
+            residual block with weights of its own), and on a total without an activation;
+            ``"branches"``: where weights read them, and on each that is added; None: nowhere. The
+            stair is the features', continued below 0.
+        shortcuts: A finer stair for features that are added to others, such as ``"uint8"``. Layers
+            with weights read these features through a second stair, that of ``features``. It is
+            used where it has more levels than ``features``; if those have negative levels, it is
+            continued below 0. None: one stair for both.
+        gradient_margin: Number of levels that are added to each end of the features' stairs in the
+            backward pass only. Outputs stay the same, and gradients pass that many quanta farther.
+            ``"auto"``: 1 for ternary features given by name, in networks with at least 16
+            activations and no shortcuts; otherwise 0.
+
+    Raises:
+        SoftstairError: If a value is none of these.
+    """
+
+    init: Init = "auto"
+    fit: Fit | None = "auto"
+    sums: Sums | None = "sum"
+    shortcuts: Stair | StairName | None = None
+    gradient_margin: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        _check.choice("init", self.init, get_args(Init))
+        for name, allowed in (("fit", get_args(Fit)), ("sums", get_args(Sums))):
+            if (value := getattr(self, name)) is not None and value not in allowed:
+                raise _check.wrong(name, value, f"{', '.join(allowed)} or None")
+        if isinstance(self.shortcuts, str):
+            _check.choice("shortcuts", self.shortcuts, get_args(StairName))
+        elif not isinstance(self.shortcuts, Stair | None):
+            raise _check.wrong(
+                "shortcuts", self.shortcuts, "a Stair, a name such as uint8, or None"
+            )
+        if self.gradient_margin != "auto":
+            _check.integer("gradient_margin", self.gradient_margin, 0)
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """The options of ``quantise`` that say what a site becomes, with stairs for names.
+
+    If the stairs were given as names of bits, the names of weights stand for their activation too.
+    """
+
+    weights: PerLayer[Stair | None]
+    features: PerLayer[Stair | None]
+    noise: PerLayer[Noise | str | Estimator]
+    forward: PerLayer[Forward]
+    skip: tuple[str, ...]
+    activation: Activation
+    rare: QuantiseOptions
+    is_named: bool
+
+    def keeps(self, stair: Stair | None) -> bool:
+        """Return whether an activation is kept before a stair."""
+        by_bits = self.is_named and stair is not None and "int" in (name_of(stair) or "")
+        return by_bits if self.activation == "auto" else self.activation == "keep"
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether it may keep the activation of some layer."""
+        stairs = self.features.values() if isinstance(self.features, Mapping) else self.features
+        return any(map(self.keeps, stairs if isinstance(stairs, Iterable) else [stairs]))
+
+    def check_counts(self, layers: int) -> None:
+        """Raise ValueError if a sequence or the numbers in a mapping do not fit the layers."""
+        for option in PER_LAYER:
+            value = getattr(self, option)
+            if isinstance(value, list | tuple) and len(value) != layers:
+                raise _check.invalid(
+                    option,
+                    f"must have one entry for each of the network's {layers} layers, but "
+                    f"{len(value)} were given",
+                )
+            for key in value if isinstance(value, Mapping) else ():
+                if isinstance(key, int) and not 0 <= key < layers:
+                    raise _check.invalid(
+                        option, f"must have layers from 0 to {layers - 1} as keys, but has {key}"
+                    )
+
+
+def hint(key: object, names: Sequence[str]) -> str:
+    """Return a question with the names that are like ``key``, or some of all names."""
+    return _check.suggestion(key, names) or f"use {', '.join(names[:12])}"
+
+
+def matches(pattern: object, *names: str) -> bool:
+    """Return whether a pattern fits one of the names, or that of a module which contains it."""
+    if not isinstance(pattern, str):
+        return False  # the number of a layer
+    fits = lambda name: name == pattern or name.startswith(f"{pattern}.")
+    return any(fits(name) or fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def resolved(
+    net: nn.Module,
+    weights: Any,
+    features: Any,
+    noise: PerLayer[Noise | str | Estimator],
+    forward: PerLayer[Forward],
+    skip: str | Sequence[str],
+    activation: Activation,
+    rare: QuantiseOptions,
+) -> LayerOptions:
+    """Return the options of ``quantise`` with stairs for names, and with what names decide."""
+    if weights is None and features is None:
+        raise _check.invalid("weights", "or features must be a Stair, but both are None")
+    patterns = (skip,) if isinstance(skip, str) else skip
+    if not isinstance(patterns, Sequence) or not all(isinstance(name, str) for name in patterns):
+        raise _check.wrong("skip", skip, "names of modules")
+    _check.choice("activation", activation, get_args(Activation))
+    if not isinstance(rare, QuantiseOptions):
+        raise _check.wrong("options", rare, "a softstair.QuantiseOptions or None")
+    if is_named := has_names(weights):
+        if features is not None:
+            problem = "must be left out if stairs are given by name: write both names, as in"
+            raise _check.invalid("features", f"{problem} 'int4/uint4'")
+        weights, features = stairs_of(weights)
+    if rare.init == "auto":
+        rare = replace(rare, init="keep" if is_named else "thresholds")
+    if rare.fit == "channel" and rare.init != "keep":
+        raise _check.invalid("fit", "must be 'layer' or None unless init is 'keep'")
+    if rare.fit == "auto" and not is_named:
+        rare = replace(rare, fit="layer")
+    if isinstance(rare.shortcuts, str):
+        rare = replace(rare, shortcuts=feature_stair(rare.shortcuts))
+    stairs = (weights, features, noise, forward)
+    patterns = (*patterns, *_first_names(net, patterns))
+    return LayerOptions(*stairs, patterns, activation, rare, is_named)
+
+
+def _first_names(net: nn.Module, patterns: Sequence[str]) -> Iterator[str]:
+    """Yield the first names of modules that patterns fit by another name: those of their sites."""
+    first: dict[nn.Module, str] = {}
+    for name, module in net.named_modules(remove_duplicate=False):
+        own = first.setdefault(module, name)
+        if own != name and any(matches(pattern, name) for pattern in patterns):
+            yield own
