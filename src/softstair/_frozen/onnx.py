@@ -36,8 +36,6 @@ from softstair.deploy.target import HERE, Cpu, Runtime, Target, target_of
 
 OPSET = 18  # the first with operators on bits
 BATCH = "N"
-FLOAT32_EXACT = 2**24
-"""Below it float32 holds every integer."""
 NOTES = {
     "onnxruntime": "OpenVINO reads this file wrongly: write another with runtime=openvino",
     "openvino": "exact where INFERENCE_PRECISION_HINT is f32",
@@ -95,9 +93,12 @@ def model(network: FrozenNetwork, target: Target = HERE, trace: bool = False) ->
         elif node.name not in within:
             stored[node.name] = WRITERS[type(node)](graph, node, [stored[x] for x in node.inputs])
     graph.prefix = graph.identifiers[network.last.name]
-    shape: tuple[int | str, ...] = (BATCH, *network.input.shape)
-    tensors: list[onnx_graph.TensorInfo] = [("bytes", network.input.dtype.upper(), shape)]
-    tensors += _add_outputs(graph, network.last, stored[network.last.inputs[0]])
+    _add_scores(graph, network.last, stored[network.last.inputs[0]])
+    tensors: list[onnx_graph.TensorInfo] = [
+        ("bytes", network.input.dtype.upper(), (BATCH, *network.input.shape)),
+        ("scores", "INT32", (BATCH, *network.sizes[network.last.name])),
+        _add_answer(graph, network.last),
+    ]
     features = {name: f"{graph.identifiers[name]}_value" for name in stored if trace}
     for name, output in features.items():
         graph.prefix = graph.identifiers[name]
@@ -112,25 +113,26 @@ def model(network: FrozenNetwork, target: Target = HERE, trace: bool = False) ->
     )
 
 
-def _add_outputs(
-    graph: OnnxGraph, node: nodes.Scores, x: StoredTensor
-) -> list[onnx_graph.TensorInfo]:
-    """Add ``scores``, and ``class`` or ``values``; return their types and shapes."""
-    shape, row = graph.network.sizes[node.name], lambda values: graph.per_channel(node, values)
+def _add_scores(graph: OnnxGraph, node: nodes.Scores, x: StoredTensor) -> None:
     integers = x.as_type(graph, "INT32").name
     moved = graph.line(integers, ("Mul", np.int32(1 << node.shift)), hint="shifted")
-    graph.apply("Add", [moved, graph.constant("bias", row(node.bias))], name="scores")
-    tensors: list[onnx_graph.TensorInfo] = [("scores", "INT32", (BATCH, *shape))]
+    bias = graph.constant("bias", graph.per_channel(node, node.bias))
+    graph.apply("Add", [moved, bias], name="scores")
+
+
+def _add_answer(graph: OnnxGraph, node: nodes.Scores) -> onnx_graph.TensorInfo:
+    """Add ``class`` or ``values``; return its type and shape."""
+    row, shape = lambda x: graph.per_channel(node, x), graph.network.sizes[node.name]
     if graph.network.outputs == "values":
         inputs = [graph.cast("scores", "DOUBLE"), graph.constant("scale", row(node.scale))]
         graph.apply("Mul", inputs, name="values")
-        return [*tensors, ("values", "DOUBLE", (BATCH, *shape))]
+        return "values", "DOUBLE", (BATCH, *shape)
     order, ranked = row(node.order.long()), "scores"
     if (order != order.reshape(-1)[0]).any() or (order < 1).any():
         ranked = graph.line(graph.cast("scores", "INT64"), ("Mul", order), hint="ranked")
     graph.apply("ArgMax", [ranked], name="class", axis=node.axis, keepdims=0)
     rest = (*shape[: node.axis - 1], *shape[node.axis :])
-    return [*tensors, ("class", "INT64", (BATCH, *rest))]
+    return "class", "INT64", (BATCH, *rest)
 
 
 def _input(graph: OnnxGraph, node: nodes.Input, x: list[StoredTensor]) -> StoredTensor:
@@ -143,18 +145,12 @@ def _input(graph: OnnxGraph, node: nodes.Input, x: list[StoredTensor]) -> Stored
 
 
 def _looked_up(graph: OnnxGraph, node: nodes.Input, table: Array) -> StoredTensor:
-    """Add what the table of each channel has; a negative integer is a place from its end."""
+    """Add what the table of each channel has."""
     kind, zero = storage(node)
     flat = table.reshape(-1).astype(np.int32) + zero
     values = graph.constant("table", flat.astype(np.uint8)) if kind == "UINT8" else ""
-    values = values or graph.integers("table", flat, kind)
-    place = graph.cast("bytes", "INT32")
-    if node.dtype != "uint8":
-        place = graph.apply("Mod", [place, graph.constant("length", np.int32(256))], "place")
-    rows = np.arange(0, table.size, 256, dtype=np.int32)
-    rows = rows.reshape(-1, *[1] * (len(node.shape) - 1))
-    place = graph.line(place, ("Add", rows), hint="place")
-    return StoredTensor(graph.apply("Gather", [values, place]), node.low, node.high, kind, zero)
+    inputs = [values or graph.integers("table", flat, kind), graph.table_places(node)]
+    return StoredTensor(graph.apply("Gather", inputs), node.low, node.high, kind, zero)
 
 
 def _sum_pool(graph: OnnxGraph, node: nodes.SumPool, x: list[StoredTensor]) -> StoredTensor:
@@ -194,7 +190,7 @@ def _weighted_sum(
             y = _sum_of_bytes(graph, x_bytes.name, x_bytes.zero, weight, zero, attributes)
             return StoredTensor(y, node.low, node.high)
     integers = x[0].as_type(graph, "INT32").name
-    if largest < FLOAT32_EXACT:
+    if largest < onnx_graph.FLOAT32_EXACT:
         inputs = [graph.cast(integers, "FLOAT")]
         inputs.append(graph.integers("weight", weight.T if linear else weight, "FLOAT"))
         y = graph.apply("MatMul" if linear else "Conv", inputs, "wide", **attributes)

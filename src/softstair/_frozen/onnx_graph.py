@@ -19,6 +19,8 @@ from softstair._frozen.nodes import Node, narrowest
 from softstair.deploy.target import HERE, Target
 
 Array = NDArray[Any]
+FLOAT32_EXACT = 2**24
+"""Below it float32 holds every integer."""
 IR_VERSION = 8
 """Of 2023, so that readers older than the installed onnx package load the file."""
 RESERVED = ("bytes", "scores", "class", "values")
@@ -70,7 +72,7 @@ class OnnxGraph:
         for kind, values in steps:
             if values is None:
                 x = self.apply(kind, [x], f"{hint}_{kind.lower()}")
-            elif bool(np.any(values != {"Mul": 1, "Add": 0, "Sub": 0}[kind])):
+            elif bool(np.any(values != {"Mul": 1, "Add": 0}.get(kind))):
                 x = self.apply(kind, [x, self.constant(kind.lower(), values)], hint)
         return x
 
@@ -108,6 +110,15 @@ class OnnxGraph:
         """Return one number a channel, (C,), in a shape for products with a node's results."""
         rank = len(self.network.sizes[node.name])
         return np.asarray(x).reshape(-1, *[1] * (rank - node.axis))
+
+    def table_places(self, node: nodes.Input) -> str:
+        """Add the place of each input in the tables of all channels, one after the other."""
+        place = self.cast("bytes", "INT32")
+        if node.dtype != "uint8":  # a negative integer is a place from the end
+            place = self.apply("Mod", [place, self.constant("length", np.int32(256))], "place")
+        rows = np.arange(0, 256 * node.shape[0], 256, dtype=np.int32)
+        rows = rows.reshape(-1, *[1] * (len(node.shape) - 1))
+        return self.line(place, ("Add", rows), hint="place")
 
     def name(self, hint: str) -> str:
         """Return a new name."""
@@ -288,11 +299,14 @@ def _metadata(network: FrozenNetwork) -> dict[str, str]:
     """Return the properties of a file.
 
     The float network sees (byte − zero)·unit, or, with a table, what that has for the byte times
-    unit; its outputs are the scores times ``scales``.
+    unit; its outputs are the scores times ``scales``. The class is that of the largest score times
+    ``order``, integers in proportion to the scales.
     """
     first, last = network.input, network.last
     properties = {"softstair": softstair.__version__, "digest": network.digest}
     properties |= {"zero": str(first.zero), "unit": repr(first.unit)}
     properties |= {"table": "per channel, in the file"} if first.table is not None else {}
-    properties |= {"scales": json.dumps(last.scale.tolist())}
+    properties |= {
+        name: json.dumps(getattr(last, name[:5]).tolist()) for name in ("scales", "order")
+    }
     return properties | ({"classes": json.dumps(network.classes)} if network.classes else {})
