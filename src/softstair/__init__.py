@@ -20,6 +20,8 @@ from softstair.stair import Stair
 
 if TYPE_CHECKING:
     from softstair import deploy
+    from softstair._frozen.freezing import freeze
+    from softstair._frozen.network import load_frozen
     from softstair.deploy.summary import report
 
 __all__ = [
@@ -31,6 +33,8 @@ __all__ = [
     "Stair",
     "calibrate",
     "deploy",
+    "freeze",
+    "load_frozen",
     "nn",
     "noise",
     "quantise",
@@ -43,7 +47,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ROOMS = ("data", "deploy", "models", "train", "zoo")
-_NAMES = {"report": "softstair.deploy.summary"}
+_NAMES = {
+    "freeze": "softstair._frozen.freezing",
+    "load_frozen": "softstair._frozen.network",
+    "report": "softstair.deploy.summary",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,157 @@
+"""Comparison of a frozen network with what was written of it, number by number."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from softstair import _check
+from softstair._errors import SoftstairError, import_extra
+from softstair._frozen import c, onnx
+from softstair._frozen.network import FrozenNetwork
+from softstair.deploy.target import Cpu, Runtime
+
+SCORES, CLASS = "scores", "class"
+Runner = Callable[[Tensor], Mapping[str, Tensor]]
+"""Integers of the input's type -> results of nodes by name, the scores and the class."""
+
+
+@dataclass
+class Comparison:
+    """Counts of the numbers that differ between a frozen network and another way to run it.
+
+    Attributes:
+        compared: How many numbers were compared, by node; ``"scores"`` and ``"class"`` are the
+            results of the network.
+        wrong: How many of them differ, by node.
+        first: The first that differs, as (node, example, index, expected, actual).
+    """
+
+    compared: dict[str, int] = field(default_factory=dict)
+    wrong: dict[str, int] = field(default_factory=dict)
+    first: tuple[str, int, tuple[int, ...], int, int] | None = None
+
+    @property
+    def mismatches(self) -> int:
+        """How many numbers differ in all."""
+        return sum(self.wrong.values())
+
+    def add(self, name: str, expected: Tensor, actual: Tensor, first: int = 0) -> None:
+        """Compare the results of a node for the examples from number ``first`` on."""
+        if expected.shape != actual.shape:
+            raise SoftstairError(
+                f"{name} must give shape {tuple(expected.shape)}, but it gave "
+                f"{tuple(actual.shape)}."
+            )
+        differ = expected != actual
+        count = int(differ.sum())
+        self.compared[name] = self.compared.get(name, 0) + expected.numel()
+        self.wrong[name] = self.wrong.get(name, 0) + count
+        if count and self.first is None:
+            place = tuple(differ.nonzero()[0].tolist())
+            values = (int(expected[place]), int(actual[place]))
+            self.first = (name, first + int(place[0]), place[1:], *values)
+
+    def __str__(self) -> str:
+        total = sum(self.compared.values())
+        if self.first is None:
+            return f"0 mismatches of {total:,} numbers"
+        name, example, place, expected, actual = self.first
+        at = f" at {place}" if place else ""
+        return (
+            f"{self.mismatches:,} mismatches of {total:,} numbers; the first in {name}, example "
+            f"{example}{at}: {actual} and not {expected}"
+        )
+
+
+def verify(
+    frozen: FrozenNetwork,
+    path: Path | str,
+    x: Tensor,
+    *,
+    threads: int = 1,
+    chunk: int = 100,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Comparison:
+    """Run what was written of a frozen network, and compare every number with its own.
+
+    >>> import softstair as ss
+    >>> import torch
+    >>> from torch import nn
+    >>> from softstair._frozen.writing import export
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, "ternary", skip="3")
+    >>> frozen = ss.freeze(net, (1, 2, 2), zero=128, scale=64.0)
+    >>> x = torch.randint(256, (5, 1, 2, 2), dtype=torch.uint8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     exported = export(frozen, f"{folder}/network.onnx", to="onnx")
+    ...     print(verify(frozen, exported.path, x).mismatches)
+    0
+
+    Args:
+        frozen: The network, on the CPU or a GPU.
+        path: A folder of C, which is compiled, or a file for ONNX Runtime.
+        x: Integers of the network's type, such as (N, C, H, W) uint8.
+        threads: Threads of C, 1 or 2.
+        chunk: How many examples to run at a time.
+        on_progress: Called with the number of examples that have been compared.
+
+    Raises:
+        SoftstairError: If nothing that can run is there, if it was written of another network, or
+            if ``x`` does not fit.
+    """
+    return compare(frozen, runner(frozen, Path(path), threads), x, chunk, on_progress)
+
+
+def compare(
+    frozen: FrozenNetwork,
+    run: Runner,
+    x: Tensor,
+    chunk: int = 100,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Comparison:
+    """Compare every number that a runner gives with those of a frozen network."""
+    frozen.check_input(x)
+    if not len(x):
+        raise _check.invalid("x", "must hold at least one example, but it is empty")
+    found, done = Comparison(), 0
+    device = next(iter(frozen.buffers())).device
+    for part in x.split(chunk):
+        expected = frozen.features(part.to(device))
+        expected[SCORES] = expected[frozen.last.name]
+        if frozen.outputs == "classes":
+            expected[CLASS] = frozen.last.classes(expected[SCORES])
+        for name, actual in run(part).items():
+            if name in expected and not actual.is_floating_point():
+                found.add(name, expected[name].cpu().long(), actual.long(), done)
+        done += len(part)
+        on_progress(done)
+    if missing := {*frozen.stairs, SCORES} - {*found.compared}:
+        raise SoftstairError(f"it gave no results of {', '.join(sorted(missing))}.")
+    return found
+
+
+def runner(frozen: FrozenNetwork, path: Path, threads: int = 1) -> Runner:
+    """Return what runs a folder of C or a file of ONNX, with the results of its nodes."""
+    if path.is_dir():
+        return c.runner(frozen, path, threads)
+    if path.suffix != ".onnx" or not path.is_file():
+        allowed = "a folder of C or a file .onnx; QONNX is for other tools"
+        raise _check.invalid("path", f"must be {allowed}, but {str(path)!r} was given")
+    plain = onnx.runner(path)
+    known = {row.key: row.value for row in import_extra("onnx").load(path).metadata_props}
+    if known.get("digest") != frozen.digest:
+        raise _check.invalid("path", f"must be of this network, but {str(path)!r} is of another")
+    cpu, runtime = cast(Cpu, known["cpu"]), cast(Runtime, known["runtime"])
+    with tempfile.TemporaryDirectory() as work:
+        file = onnx.write(frozen, Path(work) / "traced.onnx", cpu, runtime, trace=True)
+        traced = onnx.runner(file)
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        # The outputs are those of the file itself; the rest is of the same graph with more outputs.
+        return {**traced(x), **plain(x)}
+
+    return run
