@@ -154,6 +154,14 @@ class NodeBuilder:
         assert isinstance(quantum, float)
         return IntegerFeatures(name, quantum, *ends)
 
+    def unknown_stair(self, name: str, stair: Stair, shape: Shape) -> IntegerFeatures:
+        """Return the features of a stair whose input has no integer form."""
+        assert stair.integers is not None
+        assert isinstance(stair.quantum, float)
+        ends = (stair.integers[0], stair.integers[-1])
+        self._add(nodes.Input(name, (), *ends, shape, stair.quantum))
+        return IntegerFeatures(name, stair.quantum, *ends)
+
     def _levels(self, name: str, stair: Stair, x: PendingSum) -> None:
         """Add the node that gives the levels of a stair."""
         line = line_of(x.before)
@@ -191,7 +199,8 @@ class NodeBuilder:
             table = found.thresholds
             self._negate(x, found.decreasing)
         else:
-            table = (x.least[:, None] + 1).expand(-1, len(levels) - 1).contiguous()
+            largest = torch.where(-x.least > x.greatest, x.least, x.greatest + 1)
+            table = largest[:, None].expand(-1, len(levels) - 1).contiguous()
         source, channels = self._expanded(name, x)
         table = table.clamp(max=nodes.INT32_LIMIT - 1).int()[channels]
         self._add(Steps(name, (source,), levels[0], levels[-1], table, levels, axis))

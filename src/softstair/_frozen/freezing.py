@@ -177,29 +177,35 @@ class Source:
         """Run the graph, and raise ExportError if it is not what the network computes."""
         given = [self.random()]
         if examples is not None:
-            entry = self.scale.entry(self.shape, self.dtype, 8)
-            FrozenNetwork([entry], {"input": self.shape}).check_input(examples)
+            FrozenNetwork([self.entry(Choices())], {"input": self.shape}).check_input(examples)
             if not len(examples):
                 raise _check.invalid("examples", "must hold at least one example")
-            given.append(examples[:CHUNK])
-        with torch.no_grad():
-            for x in map(self.scale.to_float, given):
-                probe = Probe(self.module) if x.shape[0] == PROBED else self.module
-                actual = probe.run(x) if isinstance(probe, Probe) else probe(x)
-                pairs = zip(tree_leaves(actual), tree_leaves(self.net(x)), strict=True)
-                if not all(_same(a, b) for a, b in pairs):
-                    raise ExportError(
-                        "net must compute what softstair.quantise traced, but its outputs are "
-                        "others: remove hooks and changed modules, or quantise it again.",
-                        field="net",
-                    )
+            given.insert(0, examples[:CHUNK])
+        for x in given:
+            actual = tree_leaves(self.probe(x))
+            with torch.no_grad():
+                expected = tree_leaves(self.net(self.scale.to_float(x)))
+            if not all(_same(a, b) for a, b in zip(actual, expected, strict=True)):
+                raise ExportError(
+                    "net must compute what softstair.quantise traced, but its outputs are others: "
+                    "remove hooks and changed modules, or quantise it again.",
+                    field="net",
+                )
+
+    @torch.no_grad()
+    def probe(self, x: Tensor) -> Any:
+        """Run the graph, note the shapes of its results, and return its output."""
+        return Probe(self.module).run(self.scale.to_float(x))
+
+    def entry(self, choices: Choices) -> Input:
+        """Return the first node."""
+        return self.scale.entry(self.shape, self.dtype, choices.input_bits)
 
     def frozen(
         self, choices: Choices, classes: Sequence[str] = (), outputs: str = "classes"
     ) -> FrozenNetwork:
         """Return the frozen network with these choices."""
-        entry = self.scale.entry(self.shape, self.dtype, choices.input_bits)
-        builder = NodeBuilder(entry, choices)
+        builder = NodeBuilder(self.entry(choices), choices)
         with torch.no_grad():
             last = GraphConversion(self.net, self.graph, self.steps, builder).run()
         self.has_float_layer = builder.has_float_layer

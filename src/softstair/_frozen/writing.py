@@ -69,9 +69,9 @@ def export(
 
     >>> import softstair as ss
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> net = ss.quantise(model, "ternary", skip="3")
-    >>> frozen = ss.freeze(net, (1, 2, 2), zero=128, scale=64.0)
+    >>> frozen = ss.freeze(net, (1, 8, 8), zero=128, scale=64.0)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     exported = export(frozen, f"{folder}/firmware", to="c")
     >>> exported.path.name, exported.mismatches
