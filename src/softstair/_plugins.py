@@ -38,26 +38,19 @@ def call(name: str, role: str, returns: Returns[ResultT], **offered: Any) -> Res
     Fraction(3, 1)
     """
     path, _, attribute = name.partition(":")
-    is_file = path.endswith(".py")
-    if is_file or not all(part.isidentifier() for part in [*path.split("."), attribute]):
-        dotted = path.removesuffix(".py").replace("/", ".")
-        advice = f": write {dotted}:{attribute}" if is_file else ""
-        raise SoftstairError(
-            f"{role} must be package.module:function, but {name!r} was given{advice}.", field=role
-        )
+    if not all(part.isidentifier() for part in [*path.split("."), attribute]):
+        raise _check.wrong(role, name, "package.module:function")
     with _current_directory_importable():
         module = _import(path, role)
-        try:
-            make = getattr(module, attribute)
-        except AttributeError:
+        if not hasattr(module, attribute):
             # The file tells a user whose module has the name of another one.
             file = getattr(module, "__file__", None) or "built into Python"
             raise SoftstairError(
                 f"module {path!r} ({file}) must have {attribute!r}, which {role}={name!r} asks "
                 "for, but it has not.",
                 field=role,
-            ) from None
-        return call_function(make, name, role, returns, **offered)
+            )
+        return call_function(getattr(module, attribute), name, role, returns, **offered)
 
 
 def call_function(
@@ -104,16 +97,10 @@ def _import(path: str, role: str) -> ModuleType:
     try:
         return importlib.import_module(path)
     except (Exception, SystemExit) as error:
-        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{path}.".startswith(f"{missing}."):
-            end = _check.ending(missing, [file.stem for file in Path.cwd().glob("*.py")])
-            raise SoftstairError(
-                f"{role} must be in a module that can be imported, but there is no {missing!r} in "
-                f"the current directory or among what is installed, for {path!r}{end}",
-                field=role,
-            ) from None
         raise SoftstairError(
-            f"module {path!r} could not be imported: {_described(error)}.", field=role
+            f"{role} must be in a module that can be imported, but importing {path!r} raised "
+            f"{_described(error)}.",
+            field=role,
         ) from error
 
 
@@ -138,7 +125,7 @@ def _described(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename
+        if not {"site-packages", "importlib"} & {*Path(frame.filename).parts}
         and not frame.filename.startswith("<")
         and os.path.abspath(frame.filename) != os.path.abspath(__file__)
     ]

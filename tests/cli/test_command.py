@@ -92,12 +92,6 @@ def test_misspelt_words_get_a_suggestion(words: str, meant: str, run: Run) -> No
     assert f"was given; did you mean {meant}" in run.rejected(*words.split())
 
 
-def test_a_misspelt_module_gets_a_suggestion(run: Run) -> None:
-    Path("mynet.py").write_text("")
-    error = run.rejected("train", "--model", "mynett:build", "--out", "x")
-    assert "for 'mynett'; did you mean 'mynet'?" in error
-
-
 def test_closed_pipe_is_not_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,21 +124,21 @@ def test_a_name_that_an_installed_module_has(own: Callable[..., str]) -> None:
 
 
 def test_a_module_that_is_missing(own: Callable[..., str]) -> None:
-    assert "there is no 'no_such_module'" in error_of("no_such_module:make")
+    assert error_of("no_such_module:make").endswith("(No module named 'no_such_module').")
     own("make = nn.Identity\n", name="own_folder.here")
-    assert "there is no 'own_folder.there'" in error_of("own_folder.there:make")
+    assert "No module named 'own_folder.there'" in error_of("own_folder.there:make")
     module = own("import no_such_library\n")
     message = error_of(f"{module}:make")
-    assert f"module '{module}' could not be imported: ModuleNotFoundError" in message
+    assert f"importing '{module}' raised ModuleNotFoundError" in message
     assert "no_such_library" in message
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("1 / 0\n", "could not be imported: ZeroDivisionError (division by zero)"),
-        ("raise SystemExit(3)\n", "could not be imported: SystemExit (3)"),
-        ("raise RuntimeError('one\\ntwo.')\n", "could not be imported: RuntimeError (one)"),
+        ("1 / 0\n", "raised ZeroDivisionError (division by zero)"),
+        ("raise SystemExit(3)\n", "raised SystemExit (3)"),
+        ("raise RuntimeError('one\\ntwo.')\n", "raised RuntimeError (one)"),
         ("other = 1\n", "must have 'make'"),
         ("make = nn.Linear(2, 2)\n", "it is an object of type Linear"),
         ("def make():\n    raise OSError('no file')\n", "but it raised OSError (no file)"),
