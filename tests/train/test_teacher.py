@@ -28,8 +28,7 @@ from softstair.train import (
     train,
     trained_network,
 )
-from softstair.train.network import advice, stair_network
-from softstair.train.state import State
+from softstair.train.network import stair_network
 from softstair.train.teacher import (
     ConvolutionReLU,
     FloatRun,
@@ -192,50 +191,32 @@ def test_another_model_is_refused_before_a_teacher_trains(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_start_with_another_input_is_an_error_or_a_warning(
-    float_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Advised:
-        """Keeps the warnings of each run."""
-
-        def begin(self, state: State) -> None:
-            advices.append(" ".join(advice(state)))
-
-        def step(self, state: State) -> None: ...
-        def epoch(self, state: State, metrics: dict[str, Any]) -> None: ...
-
-    advices: list[str] = []
-    path = str(float_run)
-    # FLOAT has (x - 8)/8. A centred input of another range, as of speech; one that is rounded.
-    data = {"far": (128.0, 16.0), "near": (8.5, 10.0), "rounded": (8.0, 8.0)}
-    for name, centred in data.items():
+def test_a_start_with_another_input_is_an_error(float_run: Path, tmp_path: Path) -> None:
+    # FLOAT has (x - 8)/8. A centred input of other numbers, as of speech, and of the same.
+    for name, centred in {"other": (8.5, 10.0), "same": (8.0, 8.0)}.items():
         shown = replace(load("digits"), centred=centred)
         start = tmp_path / f"{name}-start"
         train(replace(FLOAT, centre_input=False), start, dataset=shown)
         started = recipe(epochs=1, init_from=str(start), centre_input=True)
-        if name == "far":
-            wrong = "centre_input = False, this run has True"
-            with pytest.raises(RunError, match=wrong) as caught:
-                train(started, tmp_path / name, dataset=shown)
-            assert caught.value.field == "init_from"
-            assert not (tmp_path / name).exists()
+        if name == "same":
+            train(started, tmp_path / name, dataset=shown)
             continue
-        train(started, tmp_path / name, dataset=shown, watchers=[Advised()])
-    near, rounded = advices
-    assert "centre_input = False, so its inputs were 1.25 times as large" in near
-    assert "init_from" not in rounded
-    train(recipe(epochs=1, init_from=path, integer_input=True), tmp_path / "same")  # also (x - 8)/8
+        with pytest.raises(RunError, match="centre_input = False, this run has True") as caught:
+            train(started, tmp_path / name, dataset=shown)
+        assert caught.value.field == "init_from"
+        assert not (tmp_path / name).exists()
+    rounded = recipe(epochs=1, init_from=str(float_run), integer_input=True)
+    train(rounded, tmp_path / "rounded")  # also (x - 8)/8
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "digits"])
 def test_automatic_starts_have_the_input_of_their_preset(name: str) -> None:
     shape = (1, 49, 10) if "speech" in name else (3, 32, 32)
-    x, y = torch.zeros(2, *shape, dtype=torch.uint8), torch.tensor([0, 1])
-    data = Dataset(name, x, y, ("a", "b"), mean=120.7, std=63.8, centred=(128.0, 16.0))
     given = PRESETS[name]
-    start = FloatRun(auto_recipe(given, "start", shape), nn.Identity(), "")
-    assert teacher.other_input(start, given, data) is None
+    start = auto_recipe(given, "start", shape)
+    for field in ("integer_input", "centre_input"):
+        assert getattr(start, field) == getattr(given, field)
 
 
 def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: Path) -> None:

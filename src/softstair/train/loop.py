@@ -229,8 +229,6 @@ def _train(
     state = State(recipe, network, len(training), device, own)
     if recipe.loss is not None:
         state.own_loss = own_loss(recipe.loss, len(dataset.classes))
-    if "start" in floats:
-        state.start_advice = teacher.other_input(floats["start"], recipe, dataset)
     if "teacher" in floats:
         state.teacher = teacher.Teacher(floats["teacher"], recipe, dataset, device)
     if parallel.rank() > 0:

@@ -203,7 +203,7 @@ def _check_model(model: nn.Module, example: Tensor, classes: int) -> None:
 def advice(state: State) -> list[str]:
     """Return warnings about what a recipe will not achieve with this network."""
     recipe = state.recipe
-    warnings = [state.start_advice] if state.start_advice else []
+    warnings: list[str] = []
     if state.annealer is None or recipe.noise_schedule is not None or ":" in recipe.noise:
         return warnings
     schedule = recipe.schedule(state.annealer.layers)

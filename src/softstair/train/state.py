@@ -41,11 +41,9 @@ class State:
         own_loss: The recipe's own loss, a function of (scores, labels); or None.
         teacher: Returns the loss with a teacher, from (cross entropy, scores, inputs); or None.
         exports: One sentence: whether the network exports exactly; None for a float network.
-        start_advice: A warning about the float run that the network starts from, or None.
     """
 
     exports: str | None = None
-    start_advice: str | None = None
     own_loss: Callable[[Tensor, Tensor], Tensor] | None = None
     teacher: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 

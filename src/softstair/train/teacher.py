@@ -42,8 +42,6 @@ from softstair.train.records import FLOAT_RUNS, Role, RunError, recipe_of, summa
 AUTO = "auto"
 ON_THRESHOLD = 0.7
 """Of the mean |w| of a layer: it lies on the threshold of ternary weights (Li and Liu, 2016)."""
-SIMILAR_SCALES, SIMILAR_ZEROS = (0.5, 2.0), 0.5
-"""Within them, the input of a start differs as by rounding (`integer_input`): weights still fit."""
 
 FOLDS: dict[Any, Callable[[Any, Any], nn.Module]] = {
     nn.Linear: fuse_linear_bn_eval,
@@ -134,7 +132,7 @@ def load_float_run(
                 raise RunError(f"{wanted} {problem}: {advice}.", field=field)
             _check_same_data(field, path, loaded, recipe)
             if role == "start":
-                _check_similar_input(path, loaded, recipe, dataset)
+                _check_same_input(path, loaded, recipe, dataset)
             is_same = loaded.model == recipe.model
             network = trained_network(path, dataset, model if is_same else None, own_code=is_same)
             return loaded, network.state_dict()
@@ -175,35 +173,16 @@ def _input_change(own: Recipe, recipe: Recipe, dataset: Dataset) -> tuple[float,
     return scale / own_scale, (zero - own_zero) / own_scale
 
 
-def _check_similar_input(path: Path, own: Recipe, recipe: Recipe, dataset: Dataset) -> None:
-    """Raise RunError if a start was trained on inputs of quite another range."""
-    factor, offset = _input_change(own, recipe, dataset)
-    low, high = SIMILAR_SCALES
-    if low <= factor <= high and abs(offset) <= SIMILAR_ZEROS:
+def _check_same_input(path: Path, own: Recipe, recipe: Recipe, dataset: Dataset) -> None:
+    """Raise RunError if a start was trained on other inputs."""
+    if _input_change(own, recipe, dataset) == (1.0, 0.0):
         return
-    name = _other_setting(own, recipe)
+    names = ("integer_input", "centre_input")
+    name = next(name for name in names if getattr(own, name) != getattr(recipe, name))
     raise RunError(
         f"init_from: {str(path)!r} was trained with {name} = {getattr(own, name)}, this run has "
         f"{getattr(recipe, name)}: train a start with the same setting, or give auto.",
         field="init_from",
-    )
-
-
-def _other_setting(own: Recipe, recipe: Recipe) -> str:
-    """Return the setting by which two recipes normalise the same bytes otherwise."""
-    names = ("integer_input", "centre_input")
-    return next(name for name in names if getattr(own, name) != getattr(recipe, name))
-
-
-def other_input(start: FloatRun, recipe: Recipe, dataset: Dataset) -> str | None:
-    """Return a warning if a start was trained on slightly other inputs, as of rounded numbers."""
-    factor, offset = _input_change(start.recipe, recipe, dataset)
-    if (factor, offset) == (1.0, 0.0):
-        return None
-    name = _other_setting(start.recipe, recipe)
-    return (
-        f"the run in `init_from` was trained with {name} = {getattr(start.recipe, name)}, so its "
-        f"inputs were {factor:.3g} times as large: train it with the same `{name}`"
     )
 
 
