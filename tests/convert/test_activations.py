@@ -169,12 +169,12 @@ def test_a_kept_activation_has_gradients_and_learned_quanta() -> None:
     assert net[1].log_ratio.grad is not None
 
 
-@pytest.mark.parametrize(("bits", "reason"), [("int8", "kept"), ("ternary", "without a kernel")])
-def test_a_kept_activation_is_named_by_fused_training(bits: str, reason: str) -> None:
+@pytest.mark.parametrize("bits", ["int8", "ternary"])
+def test_a_kept_activation_is_named_by_fused_training(bits: str) -> None:
     fuse = pytest.importorskip("softstair._accelerate.fuse", reason="needs triton")
     layers = nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh()
-    net = ss.quantise(nn.Sequential(*layers, *layers, nn.Linear(16, 2)), bits)
-    assert (reason in fuse.not_fused(net)) is (bits == "int8")
+    net = ss.quantise(nn.Sequential(*layers, nn.Linear(16, 2)), bits)
+    assert bool(fuse.not_fused(net)) is (bits == "int8")
 
 
 def test_a_hook_on_a_kept_activation_runs_once_with_the_features() -> None:

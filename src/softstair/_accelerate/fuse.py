@@ -164,47 +164,21 @@ def _traced(net: nn.Module) -> Traces | str:
 
 
 def not_fused(net: nn.Module) -> str:
-    """Return which stairs :func:`fused` leaves as they are, and why; empty if there are none."""
+    """Return which stairs :func:`fused` leaves as they are; empty if there are none."""
     if not any(isinstance(module, StairActivation) for module in net.modules()):
         return ""
     traces = _traced(net)
     if isinstance(traces, str):
         return f"no layer is fused: {traces}"
-    traced = traces.train_steps, traces.train
-    call_operators(*traced)
-    nodes, modules = list(traces.train.nodes), dict(net.named_modules())
-    calls = [node.target for node in nodes if node.op == "call_module"]
-
-    def replaced_by(writes: set[fx.Node]) -> set[fx.Node]:
-        groups = [_group(node, modules, calls, writes) for node in nodes]
-        return {node for group in groups if group is not None for node in group[0]}
-
-    replaced, without_writes = replaced_by(_writes(*traced)), replaced_by(set())
-    reasons: dict[str, list[str]] = {}
-    stairs = [n for n in nodes if isinstance(modules.get(str(n.target)), StairActivation)]
-    for node in stairs:
-        if node not in replaced:
-            reason = _why_not(node, modules)
-            if node in without_writes:
-                reason = "features that are changed in place between the weights and the stair"
-            reasons.setdefault(reason, []).append(str(node.target))
-    if not reasons:
-        return ""
-    count = sum(map(len, reasons.values()))
-    texts = [f"{reason}: {', '.join(names)}" for reason, names in reasons.items()]
-    return f"{count} of {len(stairs)} stairs are not fused ({'; '.join(texts)})"
-
-
-def _why_not(node: fx.Node, modules: dict[str, nn.Module]) -> str:
-    """Return why a stair is in no group."""
-    if getattr(modules[str(node.target)], "function", None) is not None:
-        return "after an activation that is kept"
-    if not _is_stair(modules[str(node.target)], StairActivation):
-        return "levels or noise without a kernel"
-    before = modules.get(str(node.all_input_nodes[0].target))
-    if isinstance(before, nn.BatchNorm1d | nn.BatchNorm2d):
-        return "weights before the normalisation that cannot be fused"
-    return "after another operation than a batch normalisation, or the sum of one and a shortcut"
+    known, graph = traces.train_steps, traces.train
+    call_operators(known, graph)
+    modules, writes = dict(net.named_modules()), _writes(known, graph)
+    calls = [node.target for node in graph.nodes if node.op == "call_module"]
+    groups = [_group(node, modules, calls, writes) for node in graph.nodes]
+    replaced = {node for group in groups if group is not None for node in group[0]}
+    stairs = [n for n in graph.nodes if isinstance(modules.get(str(n.target)), StairActivation)]
+    left = [str(node.target) for node in stairs if node not in replaced]
+    return f"{len(left)} of {len(stairs)} stairs are not fused: {', '.join(left)}" if left else ""
 
 
 def _calls(graph: fx.Graph) -> list[tuple[str, ...]]:
