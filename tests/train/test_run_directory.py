@@ -111,7 +111,7 @@ def test_a_directory_that_cannot_be_written(
 
 
 @pytest.mark.parametrize(
-    "name", ["thesis.tex", "summary.json", ".hidden", "fold-0/x", "checkpoint/00000007.pt"]
+    "name", ["thesis.tex", "summary.json", ".hidden", "fold-0/x", "checkpoint/state.pt"]
 )
 def test_other_files_are_kept(name: str, tmp_path: Path, run: commands.Run) -> None:
     path = tmp_path / "x" / name

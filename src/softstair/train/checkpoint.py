@@ -1,12 +1,10 @@
 """Checkpoints: a digest and what ``torch.save`` writes, read with ``weights_only``: no code runs.
 
-The last two are kept, in case the newest is damaged. :func:`state_dict` and :func:`load_state_dict`
-say what of a training is saved.
+:func:`state_dict` and :func:`load_state_dict` say what of a training is saved.
 """
 
 import hashlib
 import io
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,7 @@ from softstair.train import parallel
 from softstair.train.state import State
 
 FORMAT = 1
-KEPT = 2
-NAME = re.compile(r"\.?([0-9]{8,})\.pt(\.[0-9]+\.part)?")
-"""Names of checkpoints, and of what a killed process left: .00000012.pt.4711.part."""
+NAME = "state.pt"
 DIGEST = hashlib.sha256().digest_size
 
 
@@ -30,27 +26,23 @@ class CheckpointError(SoftstairError):
 
 
 def save(folder: Path, state: Mapping[str, Any]) -> Path:
-    """Save a state, and remove all checkpoints but the one before."""
+    """Save a state in place of the one before."""
     folder.mkdir(exist_ok=True)
     stream = io.BytesIO()
     torch.save({"format": FORMAT, **state}, stream)
-    path = folder / f"{max(_numbers(folder), default=0) + 1:08d}.pt"
     data = stream.getbuffer()
-    with replacing(path) as partial:
+    with replacing(folder / NAME) as partial:
         partial.write_bytes(b"".join([hashlib.sha256(data).digest(), data]))
-    kept = _numbers(folder)[-KEPT:]
-    for file in [*folder.iterdir()]:  # others are the user's, and stay
-        name = NAME.fullmatch(file.name)
-        if name and (name[2] or int(name[1]) not in kept):
-            file.unlink(missing_ok=True)
-    return path
+    for left in folder.glob(f".{NAME}.*.part"):  # by a process that was killed
+        left.unlink(missing_ok=True)
+    return folder / NAME
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """Return the newest checkpoint, its tensors on the CPU; None if there is none."""
-    if not (numbers := _numbers(folder)):
+    """Return the checkpoint, its tensors on the CPU; None if there is none."""
+    if not exists(folder):
         return None
-    path = folder / f"{numbers[-1]:08d}.pt"
+    path = folder / NAME
     try:
         data = path.read_bytes()
         if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
@@ -61,22 +53,14 @@ def load(folder: Path) -> dict[str, Any] | None:
             raise ValueError(f"it is not of format {FORMAT}")
     except Exception as error:  # whatever torch raises
         reason = str(error) if isinstance(error, ValueError | OSError) else type(error).__name__
-        several = len(numbers) > 1
-        remedy = "delete it to go back to the checkpoint before" if several else "start again"
-        raise CheckpointError(
-            f"the checkpoint {str(path)!r} is damaged or was edited ({reason}): {remedy}."
-        ) from None
+        problem = f"the checkpoint {str(path)!r} is damaged or was edited ({reason})"
+        raise CheckpointError(f"{problem}: delete it to start again.") from None
     return state
 
 
 def exists(folder: Path) -> bool:
     """Return whether a folder has a checkpoint."""
-    return bool(_numbers(folder))
-
-
-def _numbers(folder: Path) -> list[int]:
-    names = (NAME.fullmatch(path.name) for path in folder.glob("*.pt"))
-    return sorted(int(name[1]) for name in names if name)
+    return (folder / NAME).exists()
 
 
 def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
