@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paper.design import FORWARDS
+from paper.mean import FEWEST, Mean, mean_of
 from paper.studies import (
     DYNAMIC,
     FULL,
@@ -41,7 +42,6 @@ from paper.verdicts import (
     compare,
     difference,
 )
-from softstair.cli._mean import FEWEST, Mean, mean_of
 from softstair.noise import names as noise_names
 from softstair.schedule import INTERVALS, POWERS
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from paper import panels
 from paper.design import FREEDOMS
+from paper.mean import Mean, mean_of
 from paper.panels import PANELS
 from paper.studies import (
     SHARED,
@@ -28,7 +29,6 @@ from paper.studies import (
 from paper.tables import Training
 from paper.variance import BLOCKS, FOLDS, Share, Variance, explained, tabled
 from softstair._errors import import_extra
-from softstair.cli._mean import Mean, mean_of
 from softstair.models import DEFAULTS
 
 LAYERS = {"vgg8": 7, "dscnn": 9, "digits": 3}

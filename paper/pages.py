@@ -16,10 +16,10 @@ from docs.parts import put
 from paper import Training, load
 from paper.claims import Finding, Judgement, judged
 from paper.design import DESIGNS, FORWARDS
+from paper.mean import Mean, mean_of
 from paper.studies import DYNAMIC, FULL, STATIC, decisive, select, studies
 from paper.verdicts import final
 from softstair import noise as noises
-from softstair.cli._mean import Mean, mean_of
 from softstair.schedule import POWERS
 
 ROOT = Path(__file__).parents[1]

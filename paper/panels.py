@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from paper import studies
+from paper.mean import FEWEST
 from paper.studies import Curve, Study, counted, select
 from paper.tables import Training
 from softstair import Schedule
 from softstair._errors import import_extra
-from softstair.cli._mean import FEWEST
 from softstair.schedule import POWERS, Interval
 
 BLUE, GREEN, RED = "#1f6fb4", "#2b8a45", "#c9302c"

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paper.design import DESIGNS, FREEDOMS
+from paper.mean import Mean, Numbers, interval, mean_of
 from paper.tables import DATA_VERSION, NAMES, Fold, Training
-from softstair.cli._mean import Mean, Numbers, interval, mean_of
 from softstair.noise import names as noise_names
 from softstair.train import RunError
 from softstair.train.recipe import fields_with

@@ -25,11 +25,11 @@ from math import prod
 import numpy as np
 
 from paper.design import FORWARDS
+from paper.mean import CONFIDENCE, Numbers
 from paper.studies import DYNAMIC, STATIC, select
 from paper.tables import Fold, Training
 from softstair import noise as noises
 from softstair._errors import import_extra
-from softstair.cli._mean import CONFIDENCE, Numbers
 from softstair.schedule import INTERVALS, POWERS
 
 FOLDS, REST = "folds", "rest"

@@ -21,9 +21,9 @@ from operator import attrgetter
 from typing import Literal
 
 from paper.design import FREEDOMS
+from paper.mean import FEWEST, Mean, mean_of
 from paper.studies import Study, drop_of, select
 from paper.tables import Fold, Training
-from softstair.cli._mean import FEWEST, Mean, mean_of
 
 Word = Literal["holds", "holds in part", "does not hold", "not tested"]
 Repetition = tuple[Fold, int]

@@ -144,7 +144,6 @@ softstair._files: check_output output_file replacing write
 softstair.anneal: SMALLEST_STD
 softstair.cli: main
 softstair.cli._args: argument flag words_of
-softstair.cli._mean: CONFIDENCE FEWEST Mean Numbers interval mean_of
 softstair.cli._progress: Progress Stoppable same_command
 softstair.cli._table: Console plural print_line print_table table
 softstair.cli.train: MAX_FOLDS check_workers

@@ -19,7 +19,7 @@ import softstair as ss
 from helpers.commands import Run
 from softstair import Stair, zoo
 from softstair._errors import SoftstairError
-from softstair.cli._mean import mean_of
+from softstair.cli._table import in_percent
 from softstair.data import load
 from softstair.nn import StairLayer
 from softstair.train import Recipe, train, trained_network
@@ -355,7 +355,7 @@ def test_list_card_evaluate_export_and_verify(small: Path, run: Run, tmp_path: P
         code, out, err = run("zoo", *words)
         assert (code, err) == (0, "")
         assert "ternary, first layer int8" in out
-        assert mean_of(card.accuracies).in_percent() in out
+        assert in_percent(card.accuracies) in out
     code, out, _ = run("zoo", "card", "digits-ternary")
     assert code == 0
     assert COMMAND in " ".join(out.split())

@@ -15,6 +15,7 @@ from paper import grid, ray_engine, results, tables
 from paper.cli._status import Elsewhere, show_status
 from paper.design import DESIGNS, Design, Unit, changed, read_design
 from paper.grid import OnEvent, Timer
+from paper.mean import FEWEST
 from paper.results import STATES
 from paper.rows import cell_of
 from paper.studies import best_of, repetitions_of
@@ -23,7 +24,6 @@ from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import check_output
 from softstair.cli._args import argument, flag
-from softstair.cli._mean import FEWEST
 from softstair.cli._progress import Progress, Stoppable, same_command
 from softstair.cli._table import plural, print_line, print_table
 from softstair.cli.train import MAX_FOLDS, check_workers

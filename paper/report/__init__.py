@@ -19,11 +19,11 @@ from string import Template
 from typing import Any
 
 from paper.claims import Finding
+from paper.mean import Mean
 from paper.report.lines import clean, data_of, escaped, in_words, values_of, varied
 from paper.studies import Repetitions, best_of, duration, repetitions_of
 from paper.tables import DATA_VERSION, UNKNOWN, Training
 from softstair import __version__
-from softstair.cli._mean import Mean
 from softstair.train.records import read_json
 
 VERDICTS = {

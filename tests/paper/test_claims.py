@@ -11,6 +11,7 @@ import pytest
 
 from helpers.made import Level, changed, made
 from paper.claims import CLAIMS, Finding, judged
+from paper.mean import mean_of
 from paper.results import load
 from paper.studies import DYNAMIC, STATIC, studies
 from paper.tables import Training, write
@@ -21,7 +22,6 @@ from paper.verdicts import (
     compare,
     within,
 )
-from softstair.cli._mean import mean_of
 
 CLAIM = {claim.name: claim for claim in CLAIMS}
 INTERVALS = {"partition": 0.0, "same_start": -0.005, "overlapped": -0.04, "same_end": -0.2}

@@ -12,10 +12,10 @@ from matplotlib.colors import to_hex, to_rgb
 from helpers.browser import begun
 from helpers.made import made, varied
 from paper import figures, panels
+from paper.mean import mean_of
 from paper.panels import COLOURS, blank
 from paper.tables import Training
 from paper.variance import BLOCKS, explained
-from softstair.cli._mean import mean_of
 from softstair.schedule import Schedule
 
 INTERVALS = {

@@ -17,10 +17,10 @@ from helpers.browser import CLAIMS, DRAWING, HOSTILE, begun, made_up, twin
 from helpers.made import changed, made, one_setting, varied
 from paper import figures, load, report
 from paper.claims import judged as judged_by
+from paper.mean import mean_of
 from paper.report import lines
 from paper.studies import best_of, repetitions_of
 from paper.tables import Training, write
-from softstair.cli._mean import mean_of
 from softstair.train.records import RunError
 
 

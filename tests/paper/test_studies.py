@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from helpers.made import changed, curve, made
+from paper.mean import mean_of
 from paper.studies import curve_of, drop_of, final_of, studies
 from paper.tables import Training
-from softstair.cli._mean import mean_of
 
 pytestmark = pytest.mark.quick
 

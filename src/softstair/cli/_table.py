@@ -3,16 +3,21 @@
 import math
 import os
 from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from rich import box, console
 from rich.table import Table
 from rich.text import Text
 
+from softstair._errors import import_extra
+
 PIPE_WIDTH = 100
 """Columns of a pipe or a file, unless COLUMNS is set."""
 UNLIMITED = 10_000
 """Columns where each row of a table has to be one line."""
+FEWEST = 3
+"""Repetitions that an interval takes at least."""
 
 
 class Console(console.Console):
@@ -72,6 +77,21 @@ def print_table(*arguments: Any, unlimited: bool = False, **settings: Any) -> No
 def bars(shares: Sequence[float]) -> str:
     """Return a bar for each share of the height; · is 0."""
     return "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
+
+
+def in_percent(values: Sequence[float]) -> str:
+    """Return a mean ± half of Student's 95 % interval; of two values, which say nothing of an
+    interval, with their range.
+
+    >>> in_percent([0.85, 0.86, 0.87]), in_percent([0.85, 0.87]), in_percent([0.85])
+    ('86.00% ± 2.48%', '86.00% (85.00% to 87.00%)', '85.00%')
+    """
+    mean, count = fmean(values), len(values)
+    if count < FEWEST:
+        return f"{mean:.2%}" + (f" ({min(values):.2%} to {max(values):.2%})" if count > 1 else "")
+    # scipy.stats is not imported for a quantile of Student's t: it takes as long as a figure.
+    quantile = import_extra("scipy.special").stdtrit(count - 1, 0.975)
+    return f"{mean:.2%} ± {quantile * stdev(values) / count**0.5:.2%}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -13,9 +13,8 @@ from softstair._check import integer
 from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag, words_of
-from softstair.cli._mean import FEWEST, mean_of
 from softstair.cli._progress import Progress, Stoppable, same_command
-from softstair.cli._table import bars, plural, print_line, print_table
+from softstair.cli._table import FEWEST, bars, in_percent, plural, print_line, print_table
 from softstair.train import parallel, records
 from softstair.train.network import levels_of
 from softstair.train.parallel import StopRequest
@@ -307,11 +306,11 @@ def _result(summaries: list[dict[str, Any]]) -> str:
     data, epochs = summaries[0]["config"]["data"]["name"], plural(recipe.epochs, "epoch")
     subject = f"{levels_of(recipe)} network on {data}, {epochs}"
     if summaries[0]["valid_accuracy"] is None:
-        return f"{subject}: {mean_of([summaries[0]['test_accuracy']]).in_percent()} test accuracy"
+        return f"{subject}: {in_percent([summaries[0]['test_accuracy']])} test accuracy"
     scores = [summary["valid_accuracy"] for summary in summaries]
     spread = "95 % interval" if len(scores) >= FEWEST else "range"
     folds = f" (mean and {spread} of {len(scores)} folds)" if len(scores) > 1 else ""
-    return f"{subject}: {mean_of(scores).in_percent()} validation accuracy{folds}"
+    return f"{subject}: {in_percent(scores)} validation accuracy{folds}"
 
 
 def _courses(metrics: list[dict[str, Any]]) -> Iterator[str]:

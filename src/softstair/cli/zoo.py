@@ -9,8 +9,7 @@ from rich.filesize import decimal
 from softstair import zoo
 from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag
-from softstair.cli._mean import mean_of
-from softstair.cli._table import print_line, print_table
+from softstair.cli._table import in_percent, print_line, print_table
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import held_out
@@ -69,14 +68,14 @@ def _show_list() -> None:
     rows = []
     for name in zoo.names():
         known, card, size = zoo.about(name), zoo.card(name), zoo.path_of(name).stat().st_size
-        figures = (decimal(size), mean_of(card.accuracies).in_percent(), len(card.accuracies))
+        figures = (decimal(size), in_percent(card.accuracies), len(card.accuracies))
         rows.append((name, known.data, known.model, card.bits, *figures))
     print_table("trained networks", left, right, rows, boxed=False)
 
 
 def _show_card(name: str) -> None:
     known, card, size = zoo.about(name), zoo.card(name), zoo.path_of(name).stat().st_size
-    mean = mean_of(card.accuracies).in_percent()
+    mean = in_percent(card.accuracies)
     input = f"{'×'.join(map(str, known.shape))} bytes x, as (x − {known.mean:g})/{known.std:g}"
     rows = {
         "data": card.data,

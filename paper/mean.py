@@ -1,4 +1,4 @@
-"""The mean of repetitions, as commands print it.
+"""The mean of repetitions, with its interval.
 
 Wherever ± is written by the commands and in the report, it is half of
 Student's 95 % interval: t(0.975, n − 1)·s/√n over n repetitions. It takes three: with two, t is
