@@ -88,8 +88,7 @@ def data():
 @pytest.mark.nightly(keep=5)
 @pytest.mark.parametrize("stop", [0, 1, 7, 12, 19])
 @pytest.mark.parametrize("forward", ["mode", "random", "expectation"])
-@pytest.mark.parametrize("freeze", [False, True])
-def test_an_interrupted_run_is_the_same_run(stop, forward, freeze):
+def test_an_interrupted_run_is_the_same_run(stop, forward):
     """Bit for bit, whatever had been annealed when it stopped."""
     x, y = data()
 
@@ -99,7 +98,7 @@ def test_an_interrupted_run_is_the_same_run(stop, forward, freeze):
         return (
             net,
             torch.optim.Adam(net.parameters(), 0.02),
-            ss.Annealer(net, schedule, steps_per_unit=3, freeze=freeze),
+            ss.Annealer(net, schedule, steps_per_unit=3),
         )
 
     whole = start(0)
@@ -249,7 +248,6 @@ def test_only_a_newly_annealed_layer_recompiles(layers):
         ({"net": "resnet"}, "net"),
         ({"steps_per_unit": 0}, "steps_per_unit"),
         ({"update": "step"}, "update"),
-        ({"freeze": True, "truncate": False}, "freeze"),
         ({"truncate": "no"}, "truncate"),
     ],
 )

@@ -285,34 +285,6 @@ def test_residual_paths_stay_alive():
     assert seen["layer2.0.conv1"]
 
 
-@pytest.mark.parametrize(
-    ("build", "optimiser"), [("chain", "sgd"), ("position", "adam"), ("hand-made", "adamw")]
-)
-def test_frozen_parameters_stand_still(build, optimiser):
-    """freeze=True: no gradient, no momentum, no decay behind annealed features."""
-    torch.manual_seed(0)
-    net = BUILDS[build]()
-    optimiser = OPTIMISERS[optimiser](net.parameters())
-    annealer = ss.Annealer(net, schedule, freeze=True)
-    still = None
-    for _ in range(24):
-        annealer.step()
-        optimiser.zero_grad()
-        loss_of(net(torch.randn(12, 6))).backward()
-        if 0 in annealer.annealed:
-            behind = [
-                k for k, _ in net.named_parameters() if k.startswith(("0.", "1.", "a.", "bn."))
-            ]
-            behind += [k for k in ("position", "scale") if hasattr(net, k)]
-            now = dict(net.named_parameters())
-            assert all(now[k].grad is None for k in behind)
-            if still is not None:
-                assert all(torch.equal(now[k], still[k]) for k in behind)
-            still = {k: now[k].detach().clone() for k in behind}
-        optimiser.step()
-    assert still
-
-
 def test_no_grad_in_training_mode_stays_no_grad():
     net = annealed_at(BUILDS["chain"], {0})
     with torch.no_grad():
@@ -423,14 +395,12 @@ def test_two_processes(name, tmp_path):
                 assert (value.double() - first[key].double()).abs().max() == 0.0, (other, key)
 
 
-def test_freeze_under_ddp_needs_unused_parameters(tmp_path):
+def test_the_schedule_of_a_network_in_ddp_is_checked(tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
     )
     try:
         net = nn.parallel.DistributedDataParallel(BUILDS["chain"]())
-        with pytest.raises(ValueError, match=r"freeze.*find_unused_parameters"):
-            ss.Annealer(net, schedule, freeze=True)
         with pytest.raises(ValueError, match="schedule"):
             ss.Annealer(net, ss.Schedule(2, 1))
     finally:

@@ -1,8 +1,8 @@
 """The annealer: moves the noise of a network along a schedule, and ends the backward pass early.
 
 A stair without noise passes no gradient. Modules from which every path to the output meets such a
-stair run as under :func:`torch.no_grad`. Their parameters still receive gradients of zero, unless
-they are frozen, so that optimisers with momentum, and DDP, do what they would have done.
+stair run as under :func:`torch.no_grad`. Their parameters still receive gradients of zero, so that
+optimisers with momentum, and DDP, do what they would have done.
 """
 
 import sys
@@ -44,7 +44,6 @@ class Annealer:
         update: ``"iteration"`` moves the noise at every step, ``"epoch"`` once per unit.
         truncate: End the backward pass at annealed layers. Each annealed layer changes the backward
             pass, so that ``torch.compile`` compiles the network again; with False it does so once.
-        freeze: Give parameters behind annealed layers no gradient, so that they stand still.
         shift: Move the weights once by the first mean of their noise; None does so if the mean is
             dynamic.
 
@@ -59,7 +58,6 @@ class Annealer:
         steps_per_unit: int = 1,
         update: Literal["iteration", "epoch"] = "iteration",
         truncate: bool = True,
-        freeze: bool = False,
         shift: bool | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
@@ -70,15 +68,11 @@ class Annealer:
         _check.integer("steps_per_unit", steps_per_unit, 1)
         _check.choice("update", update, ("iteration", "epoch"))
         _check.boolean("truncate", truncate)
-        _check.boolean("freeze", freeze)
-        if freeze:
-            _check_freeze(net, truncate)
         if shift is None:
             shift = isinstance(schedule, Schedule) and not schedule.static_mean
         _check.boolean("shift", shift)
         self.schedule, self.steps_per_unit, self.update = schedule, steps_per_unit, update
-        self.truncate, self.freeze = truncate, freeze
-        self.steps = 0
+        self.truncate, self.steps = truncate, 0
         self._stairs: list[list[StairModule]] = [[] for _ in range(self.layers)]
         for _, module in stair_modules(self.net):
             if module.scheduled:
@@ -187,7 +181,7 @@ class Annealer:
             return
         for stair, is_annealed in annealed.items():
             stair.annealed = is_annealed
-        self._truncation.update(self.net, self.freeze)
+        self._truncation.update(self.net)
         _allow_recompilations(self.layers)
 
     def _shift_weights(self) -> None:
@@ -204,7 +198,7 @@ class Annealer:
     def state_dict(self) -> dict[str, Any]:
         """Return the clock and the schedule; the network's own state holds the noise."""
         schedule = self.schedule.to_json() if isinstance(self.schedule, Schedule) else None
-        names = ("steps", "steps_per_unit", "update", "freeze")
+        names = ("steps", "steps_per_unit", "update")
         return {**{name: getattr(self, name) for name in names}, "schedule": schedule}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,7 +206,7 @@ class Annealer:
         own = self.state_dict()
         if not isinstance(state, Mapping) or set(state) != set(own):
             raise _check.wrong("state", state, f"a mapping with {', '.join(own)}")
-        for name in ("schedule", "steps_per_unit", "update", "freeze"):
+        for name in ("schedule", "steps_per_unit", "update"):
             saved, current = state[name], own[name]
             if saved == current:
                 continue
@@ -258,17 +252,6 @@ def _check_schedule(schedule: NoisePath, layers: int) -> None:
         )
 
 
-def _check_freeze(net: nn.Module, truncate: bool) -> None:
-    if not truncate:
-        raise _check.invalid("freeze", "needs truncate=True, but truncate=False was given")
-    if isinstance(net, nn.parallel.DistributedDataParallel) and not net.find_unused_parameters:
-        raise _check.invalid(
-            "freeze",
-            "needs DistributedDataParallel(find_unused_parameters=True), since frozen parameters "
-            "receive no gradient",
-        )
-
-
 class Truncation:
     """A forward hook that ties the parameters of a network to its output.
 
@@ -290,7 +273,7 @@ class Truncation:
         net.register_forward_hook(hook)
         return hook
 
-    def update(self, net: nn.Module, freeze: bool) -> None:
+    def update(self, net: nn.Module) -> None:
         """Find the modules behind annealed stairs again."""
         for handle in self.handles:
             handle.remove()
@@ -302,15 +285,7 @@ class Truncation:
                 module.register_forward_hook(_restore_gradients, always_call=True),
             ]
         annealed = any(stair.annealed for _, stair in stair_modules(net))
-        self.tied = _used_parameters(net) if annealed and not freeze else []
-        if freeze:
-            for module in net.modules():
-                if isinstance(module, StairLayer) and module.weight_stair.annealed:
-                    module.weight.grad = None
-                if isinstance(module, StairModule) and module.annealed:
-                    module.zero_grad(set_to_none=True)
-            for module in blocked:
-                module.zero_grad(set_to_none=True)
+        self.tied = _used_parameters(net) if annealed else []
 
     def __call__(self, net: nn.Module, inputs: Any, output: Any) -> Any:
         if not net.training or not torch.is_grad_enabled() or not self.tied:
@@ -334,7 +309,7 @@ class Truncation:
             raise TypeError(
                 "the network must return a tensor, or tuples, lists, dictionaries or dataclasses "
                 "of tensors, for its backward pass to be truncated, but it returned "
-                f"{type(output).__name__}; give Annealer truncate=False or freeze=True."
+                f"{type(output).__name__}; give Annealer truncate=False."
             )
         return tied
 

@@ -100,9 +100,9 @@ def test_noise_follows_the_schedule(AnnealerCallback, tmp_path):
 @pytest.mark.parametrize(
     ("steps", "options", "rebuild"),
     [
-        (12, {"freeze": False}, False),
-        (12, {"freeze": True, "static_mean": False}, True),
-        (15, {"freeze": False, "static_mean": False}, False),
+        (12, {}, False),
+        (12, {"static_mean": False}, True),
+        (15, {"static_mean": False}, False),
     ],
     ids=["epoch", "epoch, callbacks rebuilt", "in the middle of an epoch"],
 )

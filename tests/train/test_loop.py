@@ -191,7 +191,7 @@ def test_training_equals_a_loop_written_by_hand(tmp_path: Path) -> None:
         {"last_layer": "stair"},
         {"noise": "logistic", "forward": "expectation"},
         {"static_std": True, "forward": "hard"},
-        {"update": "epoch", "freeze": True},
+        {"update": "epoch"},
     ],
     ids=str,
 )

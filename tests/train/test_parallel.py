@@ -121,8 +121,8 @@ def test_start_and_teacher_are_trained_by_both_processes(pair: Pair, tmp_path: P
     assert json.loads((out / "start/config.json").read_text())["processes"] == 2
 
 
-def test_truncated_and_frozen_layers_train_in_two_processes(pair: Pair, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, freeze=True, period=0.4)
+def test_truncated_layers_train_in_two_processes(pair: Pair, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, period=0.4)
     assert pair.run(words(recipe, tmp_path / "run"), narrow=True) == [0, 0], pair.messages
     assert pair.messages[0].count("\n") == 1
     assert "exports exactly" in pair.messages[0]

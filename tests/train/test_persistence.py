@@ -90,7 +90,6 @@ RECIPES: dict[str, Recipe] = {
     "by the epoch, expectation": recipe(
         update="epoch", interval="overlapped", power="progressive", forward="expectation"
     ),
-    "frozen": recipe(freeze=True, period=0.4),
     "float": recipe(weights="float", features="float"),
     "bfloat16": recipe(precision="bfloat16", limit=45, batch=7),
     "learned quanta": recipe(quanta="learned", weights="int4", features="uint4", clip_latent=True),

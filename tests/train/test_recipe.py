@@ -56,7 +56,6 @@ def test_wrong_values_name_the_field(name: str) -> None:
     ("field", "values"),
     [
         ("fold", {"fold": 3, "folds": 3}),
-        ("freeze", {"freeze": True, "truncate": False}),
         ("kernels", {"kernels": "triton", "compile": "always"}),
         ("augment", {"augment": "shift"}),
         ("cutmix", {"mixup": 0.5, "cutmix": 0.5}),
@@ -111,7 +110,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return kinds[known.kind] | st.none() if known.is_optional else kinds[known.kind]
 
 
-BOUND = "fold folds kernels truncate freeze anneal_from momentum loss bits".split()
+BOUND = "fold folds kernels anneal_from momentum loss bits".split()
 FREE = [name for name in FIELDS if name not in BOUND]
 recipes = st.fixed_dictionaries({}, optional={name: values_of(name) for name in FREE}).map(
     lambda values: Recipe(

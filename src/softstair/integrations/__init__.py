@@ -28,7 +28,6 @@ class CallbackArguments:
         net: The attribute of the trained module that is the quantised network; None looks for it.
         update: As in :class:`softstair.Annealer`.
         truncate: As in :class:`softstair.Annealer`.
-        freeze: As in :class:`softstair.Annealer`.
         shift: As in :class:`softstair.Annealer`.
         steps_per_unit: Batches in one unit of the schedule's time; None: those of an epoch.
         **settings: Arguments of a schedule, ``period`` at least.
@@ -43,7 +42,6 @@ class CallbackArguments:
         net: str | None = None,
         update: Literal["iteration", "epoch"] = "iteration",
         truncate: bool = True,
-        freeze: bool = False,
         shift: bool | None = None,
         steps_per_unit: int | None = None,
         **settings: Any,
@@ -59,7 +57,7 @@ class CallbackArguments:
             Schedule(layers=1, **settings)  # raises now, not when training begins
         self._schedule, self._settings, self._net = schedule, settings, net
         self._steps_per_unit = steps_per_unit
-        self._options = {"update": update, "truncate": truncate, "freeze": freeze, "shift": shift}
+        self._options = {"update": update, "truncate": truncate, "shift": shift}
         self.annealer: Annealer | None = None
 
     def _make_annealer(

@@ -80,14 +80,9 @@ class NoiseOptions(Options):
     truncate: bool = option(
         True, "End the backward pass at layers that pass no gradient.", changes_result=False
     )
-    freeze: bool = option(
-        False, "Freeze parameters before annealed layers, which momentum would still move."
-    )
 
     def _check_together(self) -> None:
         super()._check_together()
-        if self.freeze and not self.truncate:
-            raise _check.invalid("freeze", "goes with truncate, but truncate=False was given")
         if ":" in self.noise and self.std0 is None:
             raise _check.invalid("std0", f"must be given with your own noise, {self.noise!r}")
 

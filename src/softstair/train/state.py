@@ -100,7 +100,6 @@ class State:
             steps_per_unit=self.steps,
             update=recipe.update,
             truncate=recipe.truncate,
-            freeze=recipe.freeze,
         )
         if self.device.type == "cuda":
             annealer.gather()
