@@ -3,7 +3,7 @@
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
@@ -21,20 +21,14 @@ class Stoppable:
     """A context that a signal ends: it says how to continue, and has an ``exit_code``.
 
     ``again`` returns how to continue, or an empty text if nothing was saved: then the command is to
-    be given again, after the words ``launch`` that start its processes. The exception is swallowed
-    and not replaced: its frames would keep a process group alive that is then destroyed.
+    be given again. The exception is swallowed and not replaced: its frames would keep a process
+    group alive that is then destroyed.
     """
 
     exit_code: int | None = None
 
-    def __init__(
-        self,
-        verb: str,
-        again: Callable[[], str],
-        launch: Callable[[], list[str]] = list,
-        program: str = "softstair",
-    ) -> None:
-        self._verb, self._again, self._launch, self._program = verb, again, launch, program
+    def __init__(self, verb: str, again: Callable[[], str], program: str = "softstair") -> None:
+        self._verb, self._again, self._program = verb, again, program
 
     def __enter__(self) -> "Stoppable":
         return self
@@ -44,7 +38,7 @@ class Stoppable:
             return False
         # A KeyboardInterrupt comes before the training begins, or from a second signal.
         number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-        same = same_command(self._verb, self._launch(), self._program)
+        same = same_command(self._verb, self._program)
         text = f"interrupted before anything was saved; begin again with {same}"
         if how := self._again():
             text = f"stopped by {signal.Signals(number).name}; continue with {how}"
@@ -53,10 +47,10 @@ class Stoppable:
         return True
 
 
-def same_command(verb: str, launch: Sequence[str] = (), program: str = "softstair") -> str:
+def same_command(verb: str, program: str = "softstair") -> str:
     """Return the command line of this process, if it has this verb of the program."""
     is_own = sys.argv[1:2] == [verb]
-    return shlex.join([*launch, *program.split(), *sys.argv[1:]]) if is_own else "the same command"
+    return shlex.join([*program.split(), *sys.argv[1:]]) if is_own else "the same command"
 
 
 class Progress:

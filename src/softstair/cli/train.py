@@ -104,7 +104,7 @@ class Command:
                 name = self.recipe.data.rpartition(":")[2]
                 out = parallel.from_rank_zero(lambda: self.out or next_free(Path("runs"), name))
                 failed = 0
-                with Stoppable("train", lambda: self._again(out), launch_command) as stop:
+                with Stoppable("train", lambda: self._again(out)) as stop:
                     failed = self._train_all(out)
             if stop.exit_code:
                 return stop.exit_code
@@ -113,7 +113,7 @@ class Command:
                     f"{failed} of {self.recipe.folds} folds failed; when that is corrected, "
                     f"continue with {self._again(out)}"
                 )
-        with Stoppable("train", lambda: self._again(out), launch_command) as stop:
+        with Stoppable("train", lambda: self._again(out)) as stop:
             if not parallel.torchrun_ranks()[0]:
                 _show([path for _, path in self._runs(out)], out / "picture.png")
         return stop.exit_code or 0
@@ -212,24 +212,13 @@ class Command:
         """Return the command that continues what is in a directory, if it holds a run."""
         if not any(records.recipe_of(path) for _, path in self._runs(out)):
             is_first = any(out.glob("**/start")) or any(out.glob("**/teacher"))
-            same = same_command("train", launch_command())
+            same = same_command("train")
             return f"{same} --resume --out {shlex.quote(str(out))}" if is_first else ""
-        words = [*launch_command(), "softstair", "train", "--resume", "--out", str(out)]
+        words = ["softstair", "train", "--resume", "--out", str(out)]
         names = ["every_fold", "data_dir", "device", "jobs", "tensorboard"]
         # A run keeps its threads; folds that are not begun need the flag.
         names += ["threads"] if self.every_fold else []
         return shlex.join([*words, *words_of(self, *names)])
-
-
-def launch_command() -> list[str]:
-    """Return the words before ``softstair`` that start as many processes as there are now."""
-    _, size, _ = parallel.torchrun_ranks()
-    if size == 1:
-        return []
-    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
-    per_node = os.environ.get("LOCAL_WORLD_SIZE", str(size))
-    several = [] if nodes == "1" else ["--nnodes", nodes]
-    return ["torchrun", *several, "--nproc-per-node", per_node, "-m"]
 
 
 def check_workers(jobs: Literal["auto"] | int, threads: int | None) -> None:
