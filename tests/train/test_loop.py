@@ -16,6 +16,7 @@ from short import RECIPE, At, is_sentence, lines_of, metrics_of, recipe, stopped
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair import zoo
 from softstair.data import Dataset, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
@@ -312,6 +313,15 @@ def test_own_data_and_model(tmp_path: Path) -> None:
     # The caller's model is not trained.
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.training
+
+
+def test_own_data_and_model_of_a_recipe_that_names_them(tmp_path: Path) -> None:
+    """The recipe says whose they are, and has no default network for them."""
+    chosen = Recipe(data="thirds:load", batch=16, folds=3, epochs=1, period=None, drop=None)
+    given: dict[str, Any] = {"dataset": small_dataset(), "model": small_model()}
+    assert train(chosen, tmp_path / "run", **given)["epochs"] == 1
+    about = zoo.about(tmp_path / "run" / "network.safetensors")
+    assert (about.data, about.model) == ("thirds:load", "torch.nn.modules.container:Sequential")
 
 
 def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:

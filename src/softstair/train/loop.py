@@ -264,8 +264,11 @@ def _train(
         facts = {name: summary[name] for name in ("valid_accuracy", "test_accuracy")}
         facts |= {name: getattr(recipe, name) for name in ("data", "fold", "folds", "limit")}
         facts |= {"classes": dataset.classes, "mean": numbers[0], "std": numbers[1]}
-        name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
-        label = f"{type(network).__module__}:{type(network).__qualname__}" if own else name
+        label = recipe.model
+        if own:
+            label = f"{type(network).__module__}:{type(network).__qualname__}"
+        elif label == "auto":
+            label = default_for(recipe.data)
         zoo.save(state.network, run.path / records.NETWORK, label, dataset.x.shape[1:], **facts)
     run.finish(summary)
     return summary
