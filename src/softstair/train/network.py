@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softstair import _check, _plugins, kernels, noise as noises
+from softstair import _check, _plugins, noise as noises
 from softstair._errors import SoftstairError, first_line
 from softstair.convert import QuantiseOptions, quantise
 from softstair.convert.bits import parse, parse_layers
@@ -17,17 +17,13 @@ from softstair.convert.options import matches
 from softstair.data import Dataset
 from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
-from softstair.nn import StairLayer, StairWeight
+from softstair.nn import StairLayer
 from softstair.ste import Estimator
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, recipe_of
 from softstair.train.state import State
 
-FEW_LEVELS = 3
-"""Stairs with so few levels train well although the noise leaves gaps between thresholds."""
-WEAK_SLOPE = 0.1
-"""Relative to the slope at a threshold; where it is weaker, weights hardly move."""
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -221,47 +217,16 @@ def advice(state: State) -> list[str]:
             "the noise will not anneal, since both its mean and its std are static: turn off "
             "`static_std`, or leave out `anneal_from`"
         )
-    weights = [m.weight_stair for m in state.network.modules() if isinstance(m, StairLayer)]
-    if schedule.static_std and weights and _has_gaps(weights[-1], schedule.std0):
-        warnings.append(
-            f"static {recipe.noise} noise of std {schedule.std0:.3g} hardly reaches the middle "
-            "between two thresholds, where weights then stay: raise `std0`"
-        )
     if not any(isinstance(module, NORMALISATIONS) for module in state.network.modules()):
         warnings.append(
             "the network has no normalisation, so few sums lie near the thresholds of the stairs: "
             "put a batch normalisation before each activation"
         )
-    if not weights or schedule.static_mean:
-        return warnings
-    if not schedule.static_std:
+    is_latent = any(isinstance(module, StairLayer) for module in state.network.modules())
+    if is_latent and not (schedule.static_mean or schedule.static_std):
         # The std falls as λ², the mean as λ: weights that stay are outside the noise for λ < 0.62.
         warnings.append(
             "the noise narrows faster than its mean moves, and weights that it leaves get no "
             "gradient: pass `static_std` or `static_mean`"
         )
-    quantum = float(weights[-1].quantum.mean())
-    distance = abs(schedule.first_mean) * quantum
-    # Adam moves a weight by about its learning rate per step.
-    rate = recipe.latent_rate_for(quantum)
-    reach = min(schedule.period, recipe.epochs) * state.steps * rate
-    if recipe.optimiser.startswith("adam") and reach < distance:
-        warnings.append(
-            f"the mean of the noise moves by {distance:g} within a period, but weights only by "
-            f"about {reach:.2g}: raise `period`, `epochs` or `learning_rate`"
-        )
     return warnings
-
-
-def _has_gaps(weights: StairWeight, std0: float) -> bool:
-    """Whether static noise leaves weights between two thresholds almost without gradient."""
-    stair = weights.stair.with_quantum(1.0)
-    if len(stair.levels) <= FEW_LEVELS or std0 == 0:
-        return False
-    middle = len(stair.thresholds) // 2
-    low, high = stair.thresholds[middle - 1 : middle + 1]
-    # Not exactly midway: where two uniform densities meet, rounding decides.
-    points = torch.tensor([low, low + 0.49 * (high - low)], dtype=torch.float64)
-    soft = kernels.SoftStair(stair, weights.noise, 0.0, std0)
-    at_threshold, between = kernels.slope(points, soft).tolist()
-    return bool(between < WEAK_SLOPE * at_threshold)
