@@ -9,7 +9,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
 from scipy import stats
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
@@ -38,18 +37,6 @@ def by_backward(f, compile=None):
     return transform
 
 
-def by_forward_ad(f, compile=None):
-    def transform(x):
-        g = compile(f) if compile else f
-        with forward_ad.dual_level():
-            y = g(forward_ad.make_dual(x, torch.ones_like(x)))
-            tangent = forward_ad.unpack_dual(y).tangent
-            assert tangent is not None
-            return tangent
-
-    return transform
-
-
 def wrapped(make):
     """A transform that is itself compiled, not only the function in it."""
     return lambda f, compile=None: compile(make(f)) if compile else make(f)
@@ -65,9 +52,8 @@ TRANSFORMS = {
     ),
     "jacfwd": wrapped(lambda f: lambda x: jacfwd(f, randomness="same")(x).diagonal()),
     "jacrev": wrapped(lambda f: lambda x: jacrev(f)(x).diagonal()),
-    "forward_ad": by_forward_ad,
 }
-# Forward AD is not compiled; the default lane has the first.
+# The default lane has the first.
 COMPILED = ["func.grad", "backward", "vmap(grad)", "jvp", "vmap(jvp)", "jacfwd", "jacrev"]
 
 

@@ -21,7 +21,6 @@ operator returns argmax pₖ, as defined; ties, and differences within a few ulp
 from typing import Any, Literal, get_args
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from softstair import _check, kernels, noise as noises
@@ -105,16 +104,14 @@ class Regularised(torch.autograd.Function):
         forward: Forward,
         generator: torch.Generator | None,
     ) -> Tensor:
-        # A leaf stays in memory anyway, and a tangent needs x itself.
-        compact = ctx.needs_input_grad[0] and not x.is_leaf and forward_ad._current_level < 0
-        compact = compact and sloped is soft
+        # A leaf stays in memory anyway.
+        compact = ctx.needs_input_grad[0] and not x.is_leaf and sloped is soft
         y, saved = kernels.forward(x.detach(), soft, forward, generator, compact=compact)
         ctx.is_compact = saved.dtype != x.dtype
         # Saved by autograd, which raises if the noise moves before the backward pass.
         values = (saved if ctx.is_compact else x, sloped.mean, sloped.std)
         tensors = [value for value in values if isinstance(value, Tensor)]
         ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
         ctx.soft = sloped
         return y
 
@@ -128,11 +125,6 @@ class Regularised(torch.autograd.Function):
         else:
             gradient = kernels.backward(grad, saved, soft)
         return gradient, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        x = ctx.saved_tensors[0]
-        return (tangent * kernels.slope(x, ctx.soft)).to(x.dtype)
 
 
 def _composite(

@@ -12,7 +12,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
 from scipy import stats
 
 import oracle
@@ -387,15 +386,12 @@ def test_supports_that_touch_leave_no_gap_and_do_not_overlap(forward):
 
 @pytest.mark.parametrize("family", ["uniform", "normal"])
 def test_derivatives_of_every_kind(family):
-    """Forward mode, batches of gradients and second derivatives, of leaves and others."""
+    """Batches of gradients and second derivatives, of leaves and others."""
     stair, law = STAIRS["even"], (family, 0.1, 0.45)
     x = torch.linspace(-2.9, 2.3, 23)
     slope = oracle.gradient(oracle.numpy(x), stair.levels, stair.thresholds, *law)
     check = lambda found: np.testing.assert_allclose(oracle.numpy(found), slope, 0, 3e-5)
     f = lambda x: ss.regularise(x, stair, *law, "mode")
-    with forward_ad.dual_level():
-        y = f(forward_ad.make_dual(x, torch.ones_like(x)) * 1)
-        check(forward_ad.unpack_dual(y).tangent)
     leaf = x.clone().requires_grad_()
     y = f(leaf * 1)
     (rows,) = torch.autograd.grad(y, leaf, torch.eye(23), is_grads_batched=True, retain_graph=True)
