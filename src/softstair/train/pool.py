@@ -228,7 +228,7 @@ class ProcessPool(Pool):
     def __exit__(self, *_: object) -> None:
         self.stop()
         deadline = time.monotonic() + TIMEOUT
-        for connection, (_, process) in self._processes.items():
+        for connection, (_task, process) in self._processes.items():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
