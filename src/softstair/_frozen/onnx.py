@@ -13,10 +13,8 @@ the width is not a multiple of 4). Large signed weights: older x86 processors ad
 products in 16 bits that saturate, which small ones, or unsigned ones with a zero point, avoid.
 """
 
-import copy
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,9 @@ from torch import Tensor
 from softstair._errors import import_extra
 from softstair._frozen import nodes, onnx_graph
 from softstair._frozen.network import FrozenNetwork
-from softstair._frozen.nodes import ExportError
+from softstair._frozen.nodes import INT32_LIMIT, ExportError
 from softstair._frozen.onnx_graph import Array, OnnxGraph, StoredTensor, storage, zero_point
-from softstair._frozen.onnx_levels import add_requantised, add_steps
+from softstair._frozen.onnx_levels import add_stair, too_wide
 from softstair._frozen.qlinear_conv import add_quantised_conv, quantised_convs
 from softstair.deploy.target import HERE, Cpu, Runtime, Target, target_of
 
@@ -51,8 +49,9 @@ def write(
 ) -> Path:
     """Write an ONNX file: ``bytes`` (N, C, H, W) in, int32 ``scores`` and int64 ``class`` out.
 
-    A network of values has float64 ``values`` in place of ``class``. With ``trace`` the results of
-    nodes are outputs too, in int32; only sums that a QLinearConv computes have none.
+    A network of values has float64 ``values`` in place of ``class``. A file for OpenVINO has
+    neither where they need 64 bits: see ``order`` and ``scales`` in its metadata. With ``trace``
+    the results of nodes are outputs too, in int32; only sums in a QLinearConv have none.
     """
     return onnx_graph.write_model(model(network, target_of("onnx", cpu, runtime), trace), path)
 
@@ -78,9 +77,8 @@ def runner(file: Path | str) -> Callable[[Tensor], dict[str, Tensor]]:
 
 def model(network: FrozenNetwork, target: Target = HERE, trace: bool = False) -> Any:
     """Return the ``onnx.ModelProto`` of :func:`write`, checked, with the shape of every tensor."""
-    network = copy.deepcopy(network).cpu()
-    graph = OnnxGraph(network, target, "_value")
-    stored: dict[str, StoredTensor] = {}
+    graph = OnnxGraph(network, target)
+    network, stored, last = graph.network, dict[str, StoredTensor](), network.last
     convs = quantised_convs(network, target)
     within = {conv.node.name for conv in convs.values()}
     for node in network.nodes[:-1]:
@@ -92,20 +90,18 @@ def model(network: FrozenNetwork, target: Target = HERE, trace: bool = False) ->
             stored[node.name] = levels if is_pooled else levels.limited(graph)
         elif node.name not in within:
             stored[node.name] = WRITERS[type(node)](graph, node, [stored[x] for x in node.inputs])
-    graph.prefix = graph.identifiers[network.last.name]
-    _add_scores(graph, network.last, stored[network.last.inputs[0]])
+    graph.prefix = graph.identifiers[last.name]
     tensors: list[onnx_graph.TensorInfo] = [
         ("bytes", network.input.dtype.upper(), (BATCH, *network.input.shape)),
-        ("scores", "INT32", (BATCH, *network.sizes[network.last.name])),
-        _add_answer(graph, network.last),
+        ("scores", "INT32", (BATCH, *network.sizes[last.name])),
+        *_add_outputs(graph, network.last, stored[last.inputs[0]]),
     ]
-    features = {name: f"{graph.identifiers[name]}_value" for name in stored if trace}
-    for name, output in features.items():
-        graph.prefix = graph.identifiers[name]
-        graph.apply("Identity", [stored[name].as_type(graph, "INT32").name], name=output)
-        tensors.append((output, "INT32", (BATCH, *network.sizes[name])))
     properties = {**target._asdict(), "note": NOTES[target.runtime]}
-    properties |= {"features": json.dumps(features)} if trace else {}
+    if trace:
+        features = {name: _add_feature(graph, name, x) for name, x in stored.items()}
+        properties["features"] = json.dumps(features)
+        sizes = {output: network.sizes[name] for name, output in features.items()}
+        tensors += [(output, "INT32", (BATCH, *size)) for output, size in sizes.items()]
     proto = graph.model({"": OPSET}, tensors, properties=properties)
     graph.onnx.checker.check_model(proto, full_check=True)
     return import_extra("onnx.shape_inference", "onnx").infer_shapes(
@@ -113,110 +109,99 @@ def model(network: FrozenNetwork, target: Target = HERE, trace: bool = False) ->
     )
 
 
-def _add_scores(graph: OnnxGraph, node: nodes.Scores, x: StoredTensor) -> None:
-    integers = x.as_type(graph, "INT32").name
-    moved = graph.line(integers, ("Mul", np.int32(1 << node.shift)), hint="shifted")
-    bias = graph.constant("bias", graph.per_channel(node, node.bias))
-    graph.apply("Add", [moved, bias], name="scores")
+def _add_feature(graph: OnnxGraph, name: str, x: StoredTensor) -> str:
+    """Add an output with a node's result, and return its name."""
+    graph.prefix = graph.identifiers[name]
+    return graph.apply("Identity", [x.as_type(graph, "INT32").name], "value")
 
 
-def _add_answer(graph: OnnxGraph, node: nodes.Scores) -> onnx_graph.TensorInfo:
-    """Add ``class`` or ``values``; return its type and shape."""
-    row, shape = lambda x: graph.per_channel(node, x), graph.network.sizes[node.name]
+def _add_outputs(
+    graph: OnnxGraph, node: nodes.Scores, x: StoredTensor
+) -> list[onnx_graph.TensorInfo]:
+    """Add ``scores``, and ``class`` or ``values``; return type and shape of the second."""
+    row, shape = lambda values: graph.per_channel(node, values), graph.network.sizes[node.name]
+    scores = x.as_type(graph, "INT32").name
+    scores = graph.line(scores, ("Mul", np.int32(1 << node.shift)), hint="shifted")
+    graph.apply("Add", [scores, graph.constant("bias", row(node.bias))], name="scores")
     if graph.network.outputs == "values":
+        if graph.target.runtime == "openvino":
+            return []
         inputs = [graph.cast("scores", "DOUBLE"), graph.constant("scale", row(node.scale))]
         graph.apply("Mul", inputs, name="values")
-        return "values", "DOUBLE", (BATCH, *shape)
+        return [("values", "DOUBLE", (BATCH, *shape))]
     order, ranked = row(node.order.long()), "scores"
     if (order != order.reshape(-1)[0]).any() or (order < 1).any():
+        if graph.target.runtime == "openvino":  # it multiplies in 32 bits
+            return []
         ranked = graph.line(graph.cast("scores", "INT64"), ("Mul", order), hint="ranked")
     graph.apply("ArgMax", [ranked], name="class", axis=node.axis, keepdims=0)
-    rest = (*shape[: node.axis - 1], *shape[node.axis :])
-    return "class", "INT64", (BATCH, *rest)
+    return [("class", "INT64", (BATCH, *shape[: node.axis - 1], *shape[node.axis :]))]
 
 
 def _input(graph: OnnxGraph, node: nodes.Input, x: list[StoredTensor]) -> StoredTensor:
-    if node.table is not None:
-        return _looked_up(graph, node, node.table.numpy())
-    if node.dtype != "int16":
+    if node.table is None and node.dtype != "int16":
         return StoredTensor("bytes", node.low, node.high, node.dtype.upper(), node.zero)
-    operands = [graph.cast("bytes", "INT32"), graph.constant("zero", np.int32(node.zero))]
-    return StoredTensor(graph.apply("Sub", operands), node.low, node.high)
-
-
-def _looked_up(graph: OnnxGraph, node: nodes.Input, table: Array) -> StoredTensor:
-    """Add what the table of each channel has."""
+    if node.table is None:
+        operands = [graph.cast("bytes", "INT32"), graph.constant("zero", np.int32(node.zero))]
+        return StoredTensor(graph.apply("Sub", operands), node.low, node.high)
     kind, zero = storage(node)
-    flat = table.reshape(-1).astype(np.int32) + zero
-    values = graph.constant("table", flat.astype(np.uint8)) if kind == "UINT8" else ""
-    inputs = [values or graph.integers("table", flat, kind), graph.table_places(node)]
+    table = (node.table.flatten().int().numpy() + zero).astype(kind.lower())
+    inputs = [graph.constant("table", table), graph.table_places(node)]
     return StoredTensor(graph.apply("Gather", inputs), node.low, node.high, kind, zero)
 
 
 def _sum_pool(graph: OnnxGraph, node: nodes.SumPool, x: list[StoredTensor]) -> StoredTensor:
-    shape = graph.network.sizes[node.inputs[0]]
     _check_rank(graph, node)
-    if node.kernel != shape[1:] or any(node.padding) or x[0].kind == "INT32":
+    if node.kernel != graph.network.sizes[node.inputs[0]][1:] or any(node.padding):
         return _weighted_sum(graph, node, x)
-    # The sum over all positions is a product with ones. Channels are last where ONNX Runtime
-    # convolves: there this Transpose is no operation.
-    axes, positions = range(2, 2 + len(node.kernel)), math.prod(node.kernel)
-    last = graph.apply("Transpose", [x[0].name], "last", perm=[0, *axes, 1])
-    merged = graph.constant("merged", np.array([0, positions, -1]))
-    inputs = [
-        graph.constant("ones", np.ones(positions, np.uint8)),
-        graph.apply("Reshape", [last, merged], "positions"),
-        graph.constant("zero", np.uint8(0)),
-        graph.constant("zero", np.array(x[0].zero, x[0].kind.lower())),
-    ]
-    total = graph.apply("MatMulInteger", inputs, "total")
-    sizes = graph.constant("shape", np.array([0, *graph.network.sizes[node.name]]))
-    return StoredTensor(graph.apply("Reshape", [total, sizes]), node.low, node.high)
+    axes = graph.constant("axes", np.arange(2, 2 + len(node.kernel)))
+    total = graph.apply("ReduceSum", [x[0].as_type(graph, "INT32").name, axes])
+    return StoredTensor(total, node.low, node.high)
 
 
 def _weighted_sum(
     graph: OnnxGraph, node: nodes.Sum | nodes.SumPool, x: list[StoredTensor]
 ) -> StoredTensor:
     weight, attributes = onnx_graph.sum_operands(node, graph.network.sizes[node.name][0])
-    low, high, linear = x[0].low, x[0].high, weight.ndim == 2
+    low, high, linear = min(x[0].low, 0), max(x[0].high, 0), weight.ndim == 2
     largest = nodes.largest_sum(weight, low, high)
-    if largest >= nodes.INT32_LIMIT:
+    if largest >= INT32_LIMIT:
         raise ExportError.of(node.name, "its partial sums do not fit into 32 bits")
-    zero = zero_point(int(weight.min()), int(weight.max()))
-    if zero is not None and zero_point(low, high) is not None:
-        x_bytes = x[0].as_type(graph, "UINT8")
-        product = (x_bytes.high + x_bytes.zero) * (int(weight.max()) + zero)
-        if product * weight[0].size < nodes.INT32_LIMIT:
-            y = _sum_of_bytes(graph, x_bytes.name, x_bytes.zero, weight, zero, attributes)
-            return StoredTensor(y, node.low, node.high)
+    x_bytes, span = zero_point(low, high) is not None, max(weight.max(), 0) - min(weight.min(), 0)
+    result = lambda name: StoredTensor(name, node.low, node.high)
+    if x_bytes and span <= 255 and (high - low) * span * weight[0].size < INT32_LIMIT:
+        kind = "MatMulInteger" if linear else "ConvInteger"
+        stored = x[0].as_type(graph, "UINT8")
+        return result(_sum_of_bytes(graph, kind, stored.name, stored.zero, weight, attributes))
     integers = x[0].as_type(graph, "INT32").name
     if largest < onnx_graph.FLOAT32_EXACT:
         inputs = [graph.cast(integers, "FLOAT")]
         inputs.append(graph.integers("weight", weight.T if linear else weight, "FLOAT"))
         y = graph.apply("MatMul" if linear else "Conv", inputs, "wide", **attributes)
-        return StoredTensor(graph.cast(y, "INT32"), node.low, node.high)
+        return result(graph.cast(y, "INT32"))
+    if graph.target.runtime == "openvino":
+        raise too_wide(node)
     if linear:
-        inputs = [integers, graph.integers("weight", weight.T, "INT32")]
-        return StoredTensor(graph.apply("MatMul", inputs), node.low, node.high)
-    y = _sum_of_digits(graph, node.name, integers, (low, high), weight, attributes)
-    return StoredTensor(y, node.low, node.high)
+        weights = graph.integers("weight", weight.T, "INT32")
+        return result(graph.apply("MatMul", [integers, weights]))
+    return result(_sum_of_digits(graph, node.name, integers, (low, high), weight, attributes))
 
 
 def _sum_of_bytes(
     graph: OnnxGraph,
+    kind: str,
     x: str,
     x_zero: int,
     weight: Array,
-    zero: int,
-    attributes: Mapping[str, Any],
+    attributes: dict[str, Any],
     hint: str = "",
 ) -> str:
-    """Add the sums of bytes of which ``x_zero`` and ``zero`` stand for 0, in int32."""
-    linear = weight.ndim == 2
-    weight_bytes = ((weight.T if linear else weight) + zero).astype(np.uint8)
+    """Add the sums of bytes of which ``x_zero`` stands for 0, in int32."""
+    zero = -min(int(weight.min()), 0)
+    weight_bytes = ((weight.T if kind == "MatMulInteger" else weight) + zero).astype(np.uint8)
     zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x_zero, zero)]
     inputs = [x, onnx_graph.packed_weights(graph, weight_bytes), *zeros]
-    return graph.apply("MatMulInteger" if linear else "ConvInteger", inputs, hint, **attributes)
+    return graph.apply(kind, inputs, hint, **attributes)
 
 
 def _sum_of_digits(
@@ -225,52 +210,31 @@ def _sum_of_digits(
     x: str,
     ends: tuple[int, int],
     weight: Array,
-    attributes: Mapping[str, Any],
+    attributes: dict[str, Any],
 ) -> str:
     """Add one sum for each byte of the features and each byte of the weights, put together.
 
-    Each is below 2³¹; together they are in 64 bits, and then fit into 32 again.
+    x is Σ 256ᵖ·(digitₚ(x − low) − digitₚ(−low)). Each sum is below 2³¹; together they are in 64
+    bits, and then fit into 32 again.
     """
-    if weight[0].size * 255**2 >= nodes.INT32_LIMIT:
+    if weight[0].size * 255**2 >= INT32_LIMIT:
         raise ExportError.of(name, "its sums of bytes do not fit into 32 bits", "Use fewer inputs")
-    total = ""
-    x_digits = [(place, *_digit(graph, x, place, count)) for place, count in _places(*ends)]
-    for w_place, w_count in _places(int(weight.min()), int(weight.max())):
-        digit = weight >> 8 * w_place
-        digit = digit if w_place == w_count - 1 else digit & 255
-        zero = -min(int(digit.min()), 0)
-        for place, byte, x_zero in x_digits:
-            part = _sum_of_bytes(graph, byte, x_zero, digit, zero, attributes, "part")
-            factor = np.int64(256 ** (place + w_place))
-            part = graph.line(graph.cast(part, "INT64", "part"), ("Mul", factor), hint="placed")
+    low, high = ends
+    total, moved = "", graph.line(x, ("Add", np.int32(-low)), hint="moved")
+    moved = graph.cast(moved, "UINT32")
+    for place in range(0, (high - low).bit_length(), 8):
+        inputs = [moved, graph.constant("places", np.uint32(place))]
+        digit = graph.apply("BitShift", inputs, "digits", direction="RIGHT")
+        digit = graph.apply("BitwiseAnd", [digit, graph.constant("mask", np.uint32(255))], "digit")
+        digit = graph.cast(digit, "UINT8", "digit")
+        for w_place in range(0, int(np.abs(weight).max()).bit_length(), 7):
+            w_digit = np.sign(weight) * (np.abs(weight) >> w_place & 127)
+            zero = -low >> place & 255
+            part = _sum_of_bytes(graph, "ConvInteger", digit, zero, w_digit, attributes, "part")
+            factor = ("Mul", np.int64(2 ** (place + w_place)))
+            part = graph.line(graph.cast(part, "INT64", "part"), factor, hint="placed")
             total = graph.apply("Add", [total, part], "sums") if total else part
     return graph.cast(total, "INT32")
-
-
-def _places(low: int, high: int) -> list[tuple[int, int]]:
-    """Return the number of each byte of signed integers, the lowest is 0, and their count."""
-    count = -(-nodes.bits(low, high) // 8)
-    return [(place, count) for place in range(count)]
-
-
-def _digit(graph: OnnxGraph, x: str, place: int, count: int) -> tuple[str, int]:
-    """Add a byte of int32 features, and return the byte that stands for 0."""
-    top = place == count - 1
-    unsigned = graph.cast(x, "UINT32", "bits") if place else x
-    if place:
-        inputs = [unsigned, graph.constant("places", np.uint32(8 * place))]
-        unsigned = graph.apply("BitShift", inputs, "digits", direction="RIGHT")
-    mask = graph.constant("mask", np.array(255, np.uint32 if place else np.int32))
-    byte = graph.cast(graph.apply("BitwiseAnd", [unsigned, mask], "digit"), "UINT8", "digit")
-    if not top:
-        return byte, 0
-    # The highest byte has a sign: with its first bit turned, 128 stands for 0.
-    sign = graph.constant("sign", np.uint8(128))
-    return graph.apply("BitwiseXor", [byte, sign], "digit_signed"), 128
-
-
-def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor]) -> StoredTensor:
-    return add_steps(graph, node, x[0], node.thresholds.long().numpy(), np.array(node.levels))
 
 
 def _max_pool(graph: OnnxGraph, node: nodes.MaxPool, x: list[StoredTensor]) -> StoredTensor:
@@ -297,8 +261,7 @@ def _flatten(graph: OnnxGraph, node: nodes.Flatten, x: list[StoredTensor]) -> St
 
 def _pad(graph: OnnxGraph, node: nodes.Pad, x: list[StoredTensor]) -> StoredTensor:
     zero = graph.constant("zero", np.array(x[0].zero, x[0].kind.lower()))
-    low, high = min(x[0].low, 0), max(x[0].high, 0)
-    return replace(x[0], name=graph.pad(node, x[0].name, zero), low=low, high=high)
+    return replace(x[0], name=graph.pad(node, x[0].name, zero), low=node.low, high=node.high)
 
 
 def _concat(graph: OnnxGraph, node: nodes.Concat, x: list[StoredTensor]) -> StoredTensor:
@@ -316,8 +279,8 @@ def _add(graph: OnnxGraph, node: nodes.Add, x: list[StoredTensor]) -> StoredTens
 WRITERS: dict[type[nodes.Node], Callable[[OnnxGraph, Any, list[StoredTensor]], StoredTensor]] = {
     nodes.Input: _input,
     nodes.Sum: _weighted_sum,
-    nodes.Steps: _steps,
-    nodes.Requantise: add_requantised,
+    nodes.Steps: add_stair,
+    nodes.Requantise: add_stair,
     nodes.MaxPool: _max_pool,
     nodes.SumPool: _sum_pool,
     nodes.Expand: _expand,

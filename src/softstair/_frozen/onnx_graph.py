@@ -1,5 +1,6 @@
 """ONNX graphs that are built one operator at a time, and what ONNX and QONNX files share."""
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,17 +16,16 @@ import softstair
 from softstair._errors import import_extra
 from softstair._frozen import nodes
 from softstair._frozen.network import FrozenNetwork
-from softstair._frozen.nodes import Node, narrowest
+from softstair._frozen.nodes import narrowest
 from softstair.deploy.target import HERE, Target
 
 Array = NDArray[Any]
+TensorInfo = tuple[str, str, Sequence[int | str]]
+"""Name, type and shape of a tensor."""
 FLOAT32_EXACT = 2**24
 """Below it float32 holds every integer."""
 IR_VERSION = 8
 """Of 2023, so that readers older than the installed onnx package load the file."""
-RESERVED = ("bytes", "scores", "class", "values")
-TensorInfo = tuple[str, str, Sequence[int | str]]
-"""Name, type and shape of a tensor."""
 
 
 class OnnxGraph:
@@ -35,14 +35,26 @@ class OnnxGraph:
     added; the names of its parts begin with it.
     """
 
-    def __init__(self, network: FrozenNetwork, target: Target = HERE, suffix: str = "") -> None:
+    def __init__(self, network: FrozenNetwork, target: Target = HERE) -> None:
         self.onnx = import_extra("onnx", "onnx")
         import_extra("onnx.numpy_helper", "onnx")
-        self.network, self.target, self.prefix = network, target, ""
+        self.network, self.target, self.prefix = copy.deepcopy(network).cpu(), target, ""
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        self.names = {*RESERVED}
-        self.identifiers = node_names(network, self.names, suffix)
+        self.names = {"bytes", "scores", "class", "values"}
+        self.identifiers = {node.name: self.name(node.name) for node in network.nodes}
+
+    def name(self, hint: str) -> str:
+        """Return a new name, of letters, digits and underscores."""
+        hint = f"{self.prefix}_{hint}" if self.prefix else hint
+        word = re.sub(r"[^A-Za-z0-9_]", "_", hint)[:200]
+        name = word = word if re.match(r"[A-Za-z]", word) else f"layer_{word}"
+        number = 1
+        while name in self.names:
+            number += 1
+            name = f"{word}_{number}"
+        self.names.add(name)
+        return name
 
     def constant(self, hint: str, values: Any) -> str:
         """Store an array and return its name."""
@@ -64,8 +76,13 @@ class OnnxGraph:
         self.nodes.append(self.onnx.helper.make_node(kind, [*inputs], [name], name, **attributes))
         return name
 
+    def cast(self, x: str, kind: str, hint: str = "") -> str:
+        """Add a cast to FLOAT, DOUBLE, INT32, UINT8, …"""
+        hint = f"{hint}_{kind.lower()}" if hint else kind.lower()
+        return self.apply("Cast", [x], hint, to=getattr(self.onnx.TensorProto, kind))
+
     def line(self, x: str, *steps: tuple[str, Any], hint: str) -> str:
-        """Add operators one after the other, each with a number or an array.
+        """Add operators one after the other, each with a number, an array or nothing.
 
         A product with 1 and a sum with 0 are left out.
         """
@@ -73,23 +90,13 @@ class OnnxGraph:
             if values is None:
                 x = self.apply(kind, [x], f"{hint}_{kind.lower()}")
             elif bool(np.any(values != {"Mul": 1, "Add": 0}.get(kind))):
-                x = self.apply(kind, [x, self.constant(kind.lower(), values)], hint)
+                x = self.apply(kind, [x, self.constant(f"{hint}_{kind.lower()}", values)], hint)
         return x
 
     def clip(self, x: str, low: int, high: int, kind: str, hint: str) -> str:
-        """Add limits, which are included."""
-        ends = [np.array(end, numpy_type(kind)) for end in (low, high)]
-        return self.apply("Clip", [x, *(self.constant("limit", end) for end in ends)], hint)
-
-    def cast(self, x: str, kind: str, hint: str = "") -> str:
-        """Add a cast to FLOAT, DOUBLE, INT32, UINT8, …"""
-        hint = f"{hint}_{kind.lower()}" if hint else kind.lower()
-        return self.apply("Cast", [x], hint, to=getattr(self.onnx.TensorProto, kind))
-
-    def expand(self, node: nodes.Expand, x: str) -> str:
-        """Add an Expand node."""
-        shape = self.constant("shape", np.array((1, *node.shape), np.int64))
-        return self.apply("Expand", [x, shape])
+        """Add limits, which are included; ``kind`` is numpy's name of the type of x."""
+        ends = [self.constant("limit", np.array(end, kind)) for end in (low, high)]
+        return self.apply("Clip", [x, *ends], hint)
 
     def pad(self, node: nodes.Pad, x: str, zero: str) -> str:
         """Add a Pad node."""
@@ -98,18 +105,14 @@ class OnnxGraph:
         pads = np.array([*others, *before, *others, *after], np.int64)
         return self.apply("Pad", [x, self.constant("pads", pads), zero])
 
+    def expand(self, node: nodes.Expand, x: str) -> str:
+        """Add an Expand node."""
+        return self.apply("Expand", [x, self.constant("shape", np.array((1, *node.shape)))])
+
     def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
         """Add a MaxPool node under exactly this name."""
-        pads = [*node.padding] * 2
         windows: dict[str, Any] = {"kernel_shape": node.kernel, "strides": node.stride}
-        return self.apply("MaxPool", [x], name=name, pads=pads, **windows)
-
-    def per_channel(
-        self, node: nodes.Steps | nodes.Requantise | nodes.Scores, x: Tensor | Array
-    ) -> Array:
-        """Return one number a channel, (C,), in a shape for products with a node's results."""
-        rank = len(self.network.sizes[node.name])
-        return np.asarray(x).reshape(-1, *[1] * (rank - node.axis))
+        return self.apply("MaxPool", [x], name=name, pads=[*node.padding] * 2, **windows)
 
     def table_places(self, node: nodes.Input) -> str:
         """Add the place of each input in the tables of all channels, one after the other."""
@@ -117,12 +120,15 @@ class OnnxGraph:
         if node.dtype != "uint8":  # a negative integer is a place from the end
             place = self.apply("Mod", [place, self.constant("length", np.int32(256))], "place")
         rows = np.arange(0, 256 * node.shape[0], 256, dtype=np.int32)
-        rows = rows.reshape(-1, *[1] * (len(node.shape) - 1))
-        return self.line(place, ("Add", rows), hint="place")
+        return self.line(
+            place, ("Add", rows.reshape(-1, *[1] * (len(node.shape) - 1))), hint="place"
+        )
 
-    def name(self, hint: str) -> str:
-        """Return a new name."""
-        return _unique(f"{self.prefix}_{hint}" if self.prefix else hint, self.names)
+    def per_channel(
+        self, node: nodes.Steps | nodes.Requantise | nodes.Scores, x: Tensor | Array
+    ) -> Array:
+        """Return one number a channel, (C,), in a shape for products with a node's results."""
+        return np.asarray(x).reshape(-1, *[1] * (len(self.network.sizes[node.name]) - node.axis))
 
     def model(
         self,
@@ -172,7 +178,8 @@ class StoredTensor:
         if self.limit is None:
             return self
         # ONNX Runtime computes Clip in less time than Min.
-        name = graph.clip(self.name, self.low + self.zero, self.limit, self.kind, "limited")
+        low, kind = self.low + self.zero, self.kind.lower()
+        name = graph.clip(self.name, low, self.limit, kind, "limited")
         return replace(self, name=name, limit=None)
 
     def as_type(
@@ -193,16 +200,9 @@ class StoredTensor:
         name = x.name if x.kind == "INT32" else graph.cast(x.name, "INT32", f"{hint}taken")
         zero = 0 if kind == "INT32" else zero_point(x.low, x.high, kind)
         assert zero is not None
-        if zero != x.zero:
-            offset = graph.constant(f"{hint}offset", np.int32(zero - x.zero))
-            name = graph.apply("Add", [name, offset], f"{hint}moved")
+        name = graph.line(name, ("Add", np.int32(zero - x.zero)), hint=f"{hint}moved")
         name = name if kind == "INT32" else graph.cast(name, kind, f"{hint}moved")
         return replace(x, name=name, kind=kind, zero=zero)
-
-
-def numpy_type(kind: str) -> str:
-    """Return numpy's name of a type of ONNX."""
-    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(kind, kind.lower())
 
 
 def zero_point(low: int, high: int, kind: str = "UINT8") -> int | None:
@@ -211,7 +211,7 @@ def zero_point(low: int, high: int, kind: str = "UINT8") -> int | None:
     return zero - (kind == "INT8") * 128 if zero + max(high, 0) <= 255 else None
 
 
-def storage(node: Node) -> tuple[str, int]:
+def storage(node: nodes.Node) -> tuple[str, int]:
     """Return type and zero point of a node's results: bytes where they fit."""
     zero = zero_point(node.low, node.high)
     return ("INT32", 0) if zero is None else ("UINT8", zero)
@@ -255,25 +255,9 @@ def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array,
         weight = np.ones((channels, 1, *node.kernel), np.int64)
         pads = [*node.padding[-len(node.kernel) :]] * 2
         return weight, {"strides": node.stride, "pads": pads, "group": channels}
-    weight = node.weight.cpu().numpy().astype(np.int64)
-    if weight.ndim == 2:
-        return weight, {}
-    return weight, {
-        "strides": node.stride,
-        "pads": [*node.padding] * 2,
-        "dilations": node.dilation,
-        "group": node.groups,
-    }
-
-
-def node_names(network: FrozenNetwork, names: set[str], suffix: str = "") -> dict[str, str]:
-    """Return an identifier for each node and reserve it in ``names``, with ``suffix`` as well."""
-    identifiers = {}
-    for node in network.nodes:
-        name = _unique(node.name, names, suffix)
-        names |= {name, name + suffix}
-        identifiers[node.name] = name
-    return identifiers
+    windows = {"strides": node.stride, "pads": [*node.padding] * 2, "dilations": node.dilation}
+    attributes = {**windows, "group": node.groups} if node.weight.dim() > 2 else {}
+    return node.weight.numpy().astype(np.int64), attributes
 
 
 def write_model(model: Any, path: Path | str) -> Path:
@@ -281,18 +265,6 @@ def write_model(model: Any, path: Path | str) -> Path:
     path = Path(path)
     path.write_bytes(model.SerializeToString())
     return path
-
-
-def _unique(hint: str, names: set[str], suffix: str = "") -> str:
-    """Return the hint in letters, digits and underscores, with a number if it is in use."""
-    word = re.sub(r"[^A-Za-z0-9_]", "_", hint)[:200]
-    word = word if re.match(r"[A-Za-z]", word) else f"layer_{word}"
-    name, number = word, 1
-    while name in names or name + suffix in names:
-        number += 1
-        name = f"{word}_{number}"
-    names.add(name)
-    return name
 
 
 def _metadata(network: FrozenNetwork) -> dict[str, str]:
@@ -303,10 +275,13 @@ def _metadata(network: FrozenNetwork) -> dict[str, str]:
     ``order``, integers in proportion to the scales.
     """
     first, last = network.input, network.last
-    properties = {"softstair": softstair.__version__, "digest": network.digest}
-    properties |= {"zero": str(first.zero), "unit": repr(first.unit)}
-    properties |= {"table": "per channel, in the file"} if first.table is not None else {}
-    properties |= {
-        name: json.dumps(getattr(last, name[:5]).tolist()) for name in ("scales", "order")
+    known = {
+        "softstair": softstair.__version__,
+        "digest": network.digest,
+        "zero": str(first.zero),
+        "unit": repr(first.unit),
+        "scales": json.dumps(last.scale.tolist()),
+        "order": json.dumps(last.order.tolist()),
     }
-    return properties | ({"classes": json.dumps(network.classes)} if network.classes else {})
+    known |= {"table": "in the file, for each channel"} if first.table is not None else {}
+    return known | ({"classes": json.dumps(network.classes)} if network.classes else {})

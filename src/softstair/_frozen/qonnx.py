@@ -6,7 +6,6 @@ its integer type. A requantisation of one input is a ``MultiThreshold`` too. Wit
 with many levels, it is in float64, as is a last layer whose sums float32 does not hold.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,8 +53,8 @@ def write(network: FrozenNetwork, path: Path | str) -> Path:
 
 def model(network: FrozenNetwork) -> Any:
     """Return the ``onnx.ModelProto`` of :func:`write`; each node's result has the node's name."""
-    network = copy.deepcopy(network).cpu()
     graph = QonnxGraph(network)
+    network = graph.network
     graph.datatypes["bytes"] = network.input.dtype.upper()
     for node in network.nodes:
         graph.prefix = graph.identifiers[node.name]
@@ -149,7 +148,7 @@ def _requantise(graph: QonnxGraph, node: nodes.Requantise, x: list[str]) -> None
             graph.annotate(sums, _datatype(-widest, widest), shape)
         _add_multi_threshold(graph, node, sums, table.numpy(), 1)
         return
-    total = in_float64(graph, node, graph.cast(x[0], "DOUBLE"), *x[1:])
+    total = in_float64(graph, node, *x)
     ends = (("Max", np.float64(node.low)), ("Min", np.float64(node.high)))
     total = graph.line(total, *ends, hint="clipped")
     graph.apply("Cast", [total], to=graph.onnx.TensorProto.FLOAT)
