@@ -156,6 +156,7 @@ class Builder:
         v = values * factors[:, None]
         bias = -(v.amin(1) + v.amax(1)) // 2
         bias = torch.where(bias.abs() < 2**31, bias, 0) + torch.arange(count)
+        bias = bias if factor % 2 else bias | 1  # without halves: float32 may be exact
         v = v + bias[:, None]
         # Every product stays below 2⁵², with one for the second input.
         source = self.nodes[self.last]

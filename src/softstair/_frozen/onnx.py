@@ -14,6 +14,7 @@ products in 16 bits that saturate, which small ones, or unsigned ones with a zer
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -152,11 +153,22 @@ def _input(graph: OnnxGraph, node: nodes.Input, x: list[StoredTensor]) -> Stored
 
 def _sum_pool(graph: OnnxGraph, node: nodes.SumPool, x: list[StoredTensor]) -> StoredTensor:
     _check_rank(graph, node)
-    if node.kernel != graph.network.sizes[node.inputs[0]][1:] or any(node.padding):
+    shape, positions = graph.network.sizes[node.name], math.prod(node.kernel)
+    whole = node.kernel == graph.network.sizes[node.inputs[0]][1:] and not any(node.padding)
+    if x[0].kind == "INT32" or not whole:
         return _weighted_sum(graph, node, x)
-    axes = graph.constant("axes", np.arange(2, 2 + len(node.kernel)))
-    total = graph.apply("ReduceSum", [x[0].as_type(graph, "INT32").name, axes])
-    return StoredTensor(total, node.low, node.high)
+    # The sum over all positions is a product with ones. Channels are last where ONNX Runtime
+    # convolves: there this Transpose is no operation.
+    axes = [0, *range(2, 2 + len(node.kernel)), 1]
+    last = graph.apply("Transpose", [x[0].name], "last", perm=axes)
+    merged = graph.constant("merged", np.array([0, positions, -1]))
+    zeros = [np.uint8(0), np.array(x[0].zero, x[0].kind.lower())]
+    inputs = [graph.constant("ones", np.ones(positions, np.uint8))]
+    inputs.append(graph.apply("Reshape", [last, merged], "positions"))
+    inputs += [graph.constant("zero", zero) for zero in zeros]
+    total = graph.apply("MatMulInteger", inputs, "total")
+    size = graph.constant("shape", np.array([0, *shape]))
+    return StoredTensor(graph.apply("Reshape", [total, size]), node.low, node.high)
 
 
 def _weighted_sum(
