@@ -283,7 +283,7 @@ def _show(runs: list[Path], picture: Path) -> None:
     print_table("accuracy of the network without noise", (), names, rows)
     metrics = [records.metrics_of(run) for run in runs]
     result = _result(summaries)
-    print_line("\n".join([*_courses(metrics[-1]), result]))
+    print_line("\n".join([*_courses(metrics[-1]), result, summaries[-1]["frozen"]]))
     _draw(metrics, result, picture)
     print_line(f"picture: {picture}")
     print_line(f"runs: {runs[0]} to {runs[-1].name}" if len(runs) > 1 else f"run: {runs[0]}")

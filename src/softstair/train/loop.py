@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import softstair
 from softstair import _check, kernels, zoo
@@ -22,7 +22,7 @@ from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.models import default_for
 from softstair.nn import layer_count
-from softstair.train import execution, parallel, records, teacher
+from softstair.train import execution, parallel, records, teacher, trained
 from softstair.train.metrics import chosen_inputs, evaluate, refresh_statistics, stair_health
 from softstair.train.network import describe_network, make_network
 from softstair.train.parallel import StopRequest, from_rank_zero
@@ -260,18 +260,27 @@ def _train(
         "seconds": seconds,
         "config": config,
     }
-    if parallel.rank() == 0:
-        facts = {name: summary[name] for name in ("valid_accuracy", "test_accuracy")}
-        facts |= {name: getattr(recipe, name) for name in ("data", "fold", "folds", "limit")}
-        facts |= {"classes": dataset.classes, "mean": numbers[0], "std": numbers[1]}
-        label = recipe.model
-        if own:
-            label = f"{type(network).__module__}:{type(network).__qualname__}"
-        elif label == "auto":
-            label = default_for(recipe.data)
-        zoo.save(state.network, run.path / records.NETWORK, label, dataset.x.shape[1:], **facts)
+    facts = {name: summary[name] for name in ("valid_accuracy", "test_accuracy")}
+    facts |= {name: getattr(recipe, name) for name in ("data", "fold", "folds", "limit")}
+    facts |= {"classes": dataset.classes, "mean": numbers[0], "std": numbers[1]}
+    label = recipe.model
+    if own:
+        label = f"{type(network).__module__}:{type(network).__qualname__}"
+    elif label == "auto":
+        label = default_for(recipe.data)
+    examples = dataset.x[parts[1][: trained.EXAMPLES]]
+    written = (run.path, state.network, examples, label)
+    summary["frozen"] = from_rank_zero(lambda: _save_networks(*written, **facts))
     run.finish(summary)
     return summary
+
+
+def _save_networks(
+    path: Path, network: nn.Module, examples: Tensor, label: str, **facts: Any
+) -> str:
+    """Write the trained network and its integers; return what freezing said."""
+    file = zoo.save(network, path / records.NETWORK, label, examples.shape[1:], **facts)
+    return trained.save_frozen(network, zoo.about(file), examples, path / records.FROZEN)
 
 
 def run_epochs(

@@ -14,9 +14,11 @@ MAX_JSON_BYTES = 1 << 20
 MAX_THREADS = 1024
 NETWORK = "network.safetensors"
 """The file of the trained network in a run directory."""
+FROZEN = "frozen.safetensors"
+"""The file of its integers, where it can be frozen."""
 SUMMARY = {
     "valid_accuracy", "best_valid_accuracy", "test_accuracy", "epochs", "images_per_second",
-    "seconds", "config",
+    "seconds", "config", "frozen",
 }  # fmt: skip
 """Entries of summary.json."""
 AGAIN = "`resume` (of a grid, the same command)"

@@ -7,6 +7,7 @@
     metrics.jsonl   one line per epoch; the same bytes however often the run was interrupted
     checkpoint/     the state of the training, see checkpoint.py
     network.safetensors  the trained network, see softstair.zoo
+    frozen.safetensors   its integers, see softstair.freeze, where it can be frozen
     summary.json    the result, once the run is complete
     start, teacher  runs that were trained first, if the recipe asks for them
     lock            held by the process that trains

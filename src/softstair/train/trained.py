@@ -1,13 +1,18 @@
-"""A trained network, of a run, a file or the zoo, in integers."""
+"""A trained network, of a run, a file or the zoo, and its integers."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from softstair import zoo
-from softstair._errors import SoftstairError
+from softstair._errors import SoftstairError, first_line
+from softstair._frozen import nodes
+from softstair._frozen.freezing import freeze
+from softstair._frozen.network import FrozenNetwork
+from softstair._frozen.nodes import Rounding
 from softstair.data import load
 from softstair.data.folds import held_out
 from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer
@@ -15,6 +20,8 @@ from softstair.nn import StairModule
 from softstair.train.records import NETWORK, RunError
 
 LastLayer = Literal["float", "int8"]
+EXAMPLES = 300
+"""Validation examples that freezing compares at the end of a training."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +96,41 @@ def deployed(
     given = (about.shape, int(about.mean), about.std)
     network = trained if last_layer == "float" else quantise_last_layer(trained, *given)
     return Deployed(about, trained, network, integerise(network, *given))
+
+
+def frozen_of(
+    net: nn.Module,
+    about: zoo.About,
+    examples: Tensor | None = None,
+    rounding: Rounding = "once",
+) -> FrozenNetwork:
+    """Freeze a trained network with the input and the classes that its file names.
+
+    Raises:
+        ExportError: If the network is float, or if it has no integer form.
+    """
+    if not any(isinstance(module, StairModule) for module in net.modules()):
+        raise nodes.ExportError("the network is float: nothing in it is quantised.")
+    known: dict[str, Any] = {"classes": about.classes, "rounding": rounding}
+    return freeze(net, about.shape, examples=examples, **_input(about), **known)
+
+
+def _input(about: zoo.About) -> dict[str, Any]:
+    """Return `zero` and `scale` of bytes, or `mean` and `std` where the zero is no byte."""
+    if about.mean.is_integer() and 0 <= about.mean <= 255:
+        return {"zero": int(about.mean), "scale": about.std}
+    channels = about.shape[0]
+    return {"mean": (about.mean / 255,) * channels, "std": (about.std / 255,) * channels}
+
+
+def save_frozen(net: nn.Module, about: zoo.About, examples: Tensor, file: Path) -> str:
+    """Freeze the network of a run and write it; return what freezing changed, or why it failed."""
+    try:
+        with torch.random.fork_rng([]):
+            frozen = frozen_of(net, about, examples if len(examples) else None)
+    except SoftstairError as error:
+        return f"not frozen: {first_line(error)}"
+    except Exception as error:  # a model of the user's own may raise anything
+        return f"not frozen: it raised {type(error).__name__} ({first_line(error)})"
+    frozen.save(file)
+    return f"frozen: {frozen.report}"
