@@ -13,9 +13,11 @@ from torch import Tensor
 
 from softstair._frozen.nodes import INT32_LIMIT, Requantise, Rounding, doubly_rounded
 
-FINE = 2.0**-6
+FINE = 2.0**-16
 """Levels, at most, that one unit of a bias stands for."""
 FLOAT32_BITS, TOTAL_BITS, MAX_SHIFT = 24, 51, 50
+BESIDE_BITS = 30
+"""Of a second multiplier: such products are no float32 ones."""
 TRIES = 256
 MOVE = 2.0**-9
 DOUBLE_BITS = 31
@@ -115,10 +117,11 @@ def _scaled(
     ratio: Tensor, magnitude: Tensor, beside: Tensor | None, reach: int
 ) -> tuple[Tensor, Tensor]:
     """Return multipliers and shifts with all the bits that their products have room for."""
-    room = (TOTAL_BITS - _bits(magnitude)).clamp(max=FLOAT32_BITS)
+    most = FLOAT32_BITS if beside is None else BESIDE_BITS
+    room = (TOTAL_BITS - _bits(magnitude)).clamp(max=most)
     shift = room - _bits(ratio)
     if beside is not None:
-        own = min(FLOAT32_BITS, TOTAL_BITS - max(reach, 1).bit_length())
+        own = min(most, TOTAL_BITS - max(reach, 1).bit_length())
         shift = torch.minimum(shift, own - _bits(beside))
     shift = shift.clamp(0, MAX_SHIFT)
     limit = 2.0**room - 1
