@@ -1,18 +1,17 @@
 """Affine steps: a product, a sum and a shift in place of a search in thresholds.
 
-Where integers m, b and s exist for each channel such that
+Where integers m ≥ 0, b and s exist for each channel such that
 
     number of thresholds that a sum x reaches = clamp((x·m + b) >> s, 0, K − 1)
 
-for every sum x from the least to the greatest that the weights can give, they replace the
-thresholds. Both sides are functions of x that do not decrease (m ≥ 0), so they are equal if and
-only if each level k begins at the same sum: x·m + b ≥ k·2ˢ at the threshold tₖ, and not at tₖ − 1.
-If one of these two sums is outside the range, the nearest end of the range is tested instead.
+for every sum x from the least to the greatest, they replace the thresholds. Both sides are
+functions of x that do not decrease, so they are equal if and only if each level k begins at the
+same sum: x·m + b ≥ k·2ˢ at the threshold tₖ, and not at tₖ − 1. If one of these two sums is outside
+the range, the nearest end of the range is tested instead.
 
-For given s and m, each of these conditions bounds b. The room between the greatest lower bound and
-the least upper bound is a concave function of m, so bisection finds the smallest m that has room,
-if there is one. A solution for s is one for s + 1, with 2m and 2b: bisection finds the smallest s,
-and with it the smallest numbers.
+Each condition bounds b for a given m, from below or from above. A b exists if and only if no lower
+bound is above an upper one, and each such pair bounds m. A solution for s is one for s + 1, with 2m
+and 2b: bisection finds the smallest s.
 """
 
 from dataclasses import dataclass
@@ -26,18 +25,22 @@ Integers = npt.NDArray[np.int64]
 MAX_SHIFT = 30
 FAR = 2**61
 """A bound that nothing reaches."""
+CHUNK = 2**20
+"""Pairs of conditions at a time."""
 
 
 @dataclass(frozen=True)
 class AffineSteps:
     """index = clamp((x·multiplier + offset) >> shift, 0, K − 1), (C,) int64 each.
 
-    x·multiplier + offset fits into 32 bits for every sum x; x·multiplier alone may not.
+    Unless it ``is_wide``, x·multiplier + offset fits into 32 bits for every sum x; x·multiplier
+    alone may not.
     """
 
     multiplier: Integers
     offset: Integers
     shift: Integers
+    is_wide: bool
 
 
 def affine_steps(
@@ -46,83 +49,55 @@ def affine_steps(
     """Return affine steps that equal thresholds (C, K − 1) for all sums, or None if there are none.
 
     Sums are from ``least`` to ``greatest``, (C,); ``low`` is added to the index. All channels have
-    the same shift where 32 bits are enough for it.
+    the same shift where 32 bits are enough for it, and otherwise the smallest.
     """
+    size = max(1, CHUNK // max(1, thresholds.shape[1] ** 2))
+
+    def lines(shift: Integers) -> Integers:
+        rows = [
+            _lines(*(each[at : at + size] for each in (thresholds, least, greatest, shift)))
+            for at in range(0, len(thresholds), size)
+        ]
+        return np.concatenate(rows, 1)
+
     below, above = np.full(len(least), -1), np.full(len(least), MAX_SHIFT)
-    levels = np.arange(1, thresholds.shape[1] + 1)
-
-    def conditions(shift: Integers) -> "_Conditions":
-        return _conditions(thresholds, levels << shift[:, None], least, greatest)
-
-    if not conditions(above).exists.all():
+    if (lines(above)[0] < 0).any():
         return None
     while bool((above - below > 1).any()):
         # Rounded up: channels that are done are tested at `above`, never at a negative shift.
         shift = (below + above + 1) // 2
-        exists = conditions(shift).exists
+        exists = lines(shift)[0] >= 0
         below, above = np.where(exists, below, shift), np.where(exists, shift, above)
     for shift in (np.full_like(above, above.max()), above):
-        multiplier, offset = conditions(shift).solution()
+        multiplier, offset = lines(shift)
         offset = offset + (low << shift)
         products = multiplier * np.stack([least, greatest])
-        if np.abs([multiplier, offset, *(products + offset)]).max() < INT32_LIMIT:
-            return AffineSteps(multiplier, offset, shift)
+        if np.abs([offset, *(products + offset)]).max() < INT32_LIMIT > multiplier.max():
+            return AffineSteps(multiplier, offset, shift, is_wide=False)
+    if multiplier.max() < INT32_LIMIT:
+        return AffineSteps(multiplier, offset, shift, is_wide=True)
     return None
 
 
-def _conditions(
-    thresholds: Integers, begins: Integers, least: Integers, greatest: Integers
-) -> "_Conditions":
-    """Return the conditions of thresholds (C, n), where level k begins at ``begins``."""
-    reached, missed = thresholds <= greatest[:, None], thresholds > least[:, None]
-    return _Conditions(
-        np.where(reached, np.maximum(thresholds, least[:, None]), 0),
-        np.where(reached, begins, -FAR),
-        np.where(missed, np.minimum(thresholds - 1, greatest[:, None]), 0),
-        np.where(missed, begins - 1, FAR),
-        2 * int(np.abs(begins).max()) + 1,
-    )
-
-
-@dataclass(frozen=True)
-class _Conditions:
-    """Sums x with x·m + b ≥ lower, and sums y with y·m + b ≤ upper, (C, n) each."""
-
-    x: Integers
-    lower: Integers
-    y: Integers
-    upper: Integers
-    steepest: int  # a multiplier with which every sum skips all levels
-
-    def offsets(self, multiplier: Integers) -> tuple[Integers, Integers]:
-        """Return the least and the greatest offset of every channel."""
-        least = (self.lower - multiplier[:, None] * self.x).max(1)
-        return least, (self.upper - multiplier[:, None] * self.y).min(1)
-
-    def room(self, multiplier: Integers) -> Integers:
-        least, greatest = self.offsets(multiplier)
-        return greatest - least
-
-    def multipliers(self) -> Integers:
-        """Return the smallest multiplier with room for an offset, or that with the most room."""
-        below = np.zeros(len(self.x), dtype=np.int64)
-        farthest = max(1, int(np.abs(self.x).max()), int(np.abs(self.y).max()))
-        above = np.full_like(below, min(self.steepest, FAR // 2 // farthest))
-        while bool((below < above).any()):
-            middle = (below + above) // 2
-            room = self.room(middle)
-            grows = (room < 0) & (self.room(middle + 1) > room)
-            below, above = np.where(grows, middle + 1, below), np.where(grows, above, middle)
-        return below
-
-    @property
-    def exists(self) -> npt.NDArray[np.bool_]:
-        return self.room(self.multipliers()) >= 0
-
-    def solution(self) -> tuple[Integers, Integers]:
-        """Return multiplier and offset, with as much room below the offset as above."""
-        multiplier = self.multipliers()
-        least, greatest = self.offsets(multiplier)
-        middle = (least + greatest) // 2
-        offset = np.where(least == -FAR, greatest, np.where(greatest == FAR, least, middle))
-        return multiplier, offset
+def _lines(thresholds: Integers, least: Integers, greatest: Integers, shift: Integers) -> Integers:
+    """Return the smallest multipliers and their offsets, (2, C); −1 where there are none."""
+    least, greatest = least[:, None], greatest[:, None]
+    begins = np.arange(1, thresholds.shape[1] + 1) << shift[:, None]
+    # x·m + b ≥ begins at the sums x, and y·m + b < begins at the sums y.
+    reached, missed = thresholds <= greatest, thresholds > least
+    x, y = np.maximum(thresholds, least), np.minimum(thresholds - 1, greatest)
+    # (y − x)·m ≤ room, for every pair.
+    room = begins[:, None, :] - 1 - begins[:, :, None]
+    run = y[:, None, :] - x[:, :, None]
+    pairs = reached[:, :, None] & missed[:, None, :]
+    bound = -(-room // np.where(run < 0, run, 1))
+    multiplier = np.where(pairs & (run < 0), bound, 0).max((1, 2), initial=0)
+    in_reach = multiplier <= FAR // np.abs(run).max((1, 2), initial=1)
+    multiplier = np.where(in_reach, multiplier, 0)
+    fits = run * multiplier[:, None, None] <= room
+    lower = np.where(reached, begins - multiplier[:, None] * x, -FAR).max(1, initial=-FAR)
+    upper = np.where(missed, begins - 1 - multiplier[:, None] * y, FAR).min(1, initial=FAR)
+    # As much room below the offset as above.
+    offset = np.where(lower == -FAR, upper, np.where(upper == FAR, lower, (lower + upper) // 2))
+    exists = in_reach & (fits | ~pairs).all((1, 2))
+    return np.where(exists, np.stack([multiplier, offset]), -1)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from softstair._frozen import nodes
-from softstair._frozen.c.affine import Integers, affine_steps
+from softstair._frozen.c.affine import AffineSteps, Integers, affine_steps
 from softstair._frozen.c.layout import (
     Constant,
     Features,
@@ -87,7 +87,7 @@ class _Lowering:
         call = f"ss_input_{node.dtype}(input, {node.zero}, {out});"
         if node.table is not None:
             table = node.table.cpu().numpy()
-            constants = (Constant(f"layer_{number}_table", table, "thresholds"),)
+            constants, how = (Constant(f"layer_{number}_table", table, "thresholds"),), "by a table"
             call = f"ss_input_table(input, layer_{number}_table, {table.itemsize}, {out});"
         return Operation(number, (number,), (), (call,), how, constants)
 
@@ -133,8 +133,8 @@ class _Lowering:
             calls = (*clear, f"ss_steps(&layer_{home}, &{name}_sink);")
             how = "thresholds" if isinstance(node, nodes.Steps) else "in another unit"
             return Operation(number, (number,), (home, *beside), calls, how, constants, (text,))
-        is_affine = output.kind == "SS_BYTES" and sink.store == "ss_store_affine"
-        operation = self._weighted_sum(source, number, "affine" if is_affine else "levels")
+        stored: Stored = "affine" if sink.store == "ss_store_affine" else "levels"
+        operation = self._weighted_sum(source, number, stored)
         return replace(
             operation,
             number=number,
@@ -159,9 +159,9 @@ class _Lowering:
         table = node.thresholds.cpu().numpy().astype(np.int64)
         is_even = node.levels == tuple(range(node.low, node.high + 1))
         if is_even and not output.planes:
-            low = node.low - output.bias
-            if affine := _affine(table, least, greatest, low, node.high - output.bias):
-                return affine
+            steps = affine_steps(table, least, greatest, node.low - output.bias)
+            if steps is not None:
+                return _affine(steps, node, output)
         # Fewer bytes hold thresholds that only just are below or above all sums.
         beyond = np.minimum(greatest + 1, INT32_LIMIT - 1)
         return _thresholds(np.clip(table, least[:, None], beyond[:, None]), node.levels, output)
@@ -188,8 +188,8 @@ class _Lowering:
         before = [*node.padding[::2], 0, 0, 0][: len(self.network.sizes[node.name])]
         rows, columns = [0, 0, *before[-2::-1]][-2:]
         numbers = f"{x.width}, {output.width}, {rows}, {columns}, {before[-1]}"
-        call = f"ss_pad(&layer_{home}, &layer_{number}, {numbers});"
-        calls = (*_clear(number, output), call)
+        call = f"ss_place(&layer_{home}, &layer_{number}, {numbers});"
+        calls = (f"ss_clear(&layer_{number});", call)
         return Operation(number, (number,), (home,), calls, "between zeros")
 
     def _concatenate(self, number: int, node: nodes.Concat) -> Operation:
@@ -199,7 +199,7 @@ class _Lowering:
         channels = [self.layout.features[name].channels for name in node.inputs]
         firsts = [sum(channels[:place]) for place in range(len(channels))]
         calls = (
-            f"ss_concatenate(&layer_{home}, {first}, &layer_{number});"
+            f"ss_place(&layer_{home}, &layer_{number}, 1, 1, 0, 0, {first});"
             for home, first in zip(homes, firsts, strict=True)
         )
         clear = _clear(number, self.layout.features[node.name])
@@ -239,19 +239,18 @@ def _clear(number: int, output: Features) -> tuple[str, ...]:
     return (f"ss_clear(&layer_{number});",) if output.planes else ()
 
 
-def _affine(
-    table: Integers, least: Integers, greatest: Integers, low: int, high: int
-) -> _Sink | None:
-    """Return affine steps that equal thresholds, or None if there are none."""
-    steps = affine_steps(table, least, greatest, low)
-    if steps is None:
-        return None
+def _affine(steps: AffineSteps, node: nodes.Steps, output: Features) -> _Sink:
+    """Return affine steps, in 32 bits where they are enough."""
+    is_narrow = output.kind == "SS_BYTES" and not steps.is_wide
+    bias = output.bias if is_narrow else 0  # in 64 bits it is subtracted later
+    offset = steps.offset + ((output.bias - bias) << steps.shift)
     arrays: dict[str, npt.NDArray[Any]] = {
         "multipliers": steps.multiplier.astype(np.int32),
-        "offsets": steps.offset.astype(np.int32),
         "shifts": steps.shift.astype(np.int8),
     }
-    return _Sink("ss_store_affine", arrays, {"low": low, "high": high})
+    arrays |= {"offsets": offset.astype(np.int32)} if is_narrow else {"addends": offset}
+    store = "ss_store_affine" if is_narrow else "ss_store_rescaled"
+    return _Sink(store, arrays, {"low": node.low - bias, "high": node.high - bias})
 
 
 def _thresholds(table: Integers, levels: tuple[int, ...], output: Features) -> _Sink:

@@ -36,28 +36,13 @@ class PlanRow:
 class MemoryPlan:
     """The memory that a generated program needs; ``str(plan)`` is a table."""
 
-    name: str  # of the files and functions
     ram: int  # bytes of memory, without the stack of the caller
     rows: tuple[PlanRow, ...]  # one per operation, and one for a second thread
-    nodes: tuple[str, ...]  # by their number in the program
 
     @property
     def flash(self) -> int:
         """Bytes of constants; code is not included."""
         return sum(sum(row.flash) for row in self.rows)
-
-    @property
-    def warning(self) -> str | None:
-        """A sentence with figures if other constants take more than the weights, else None."""
-        weights, others = (sum(row.flash[part] for row in self.rows) for part in (0, 1))
-        if others <= weights:
-            return None
-        largest = max(self.rows, key=lambda row: row.flash[1])
-        return (
-            f"thresholds and other constants take {others:,} bytes, and the weights {weights:,}; "
-            f"{largest.names[-1]!r} alone takes {largest.flash[1]:,}. Use stairs with fewer levels "
-            "for the features"
-        )
 
     def __str__(self) -> str:
         sizes = f"{'memory':>8} {'scratch':>8}"
@@ -70,10 +55,8 @@ class MemoryPlan:
         total = sum(row.weights for row in self.rows)
         lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>17,}  bytes")
         if any(row.in_tiles for row in self.rows):
-            lines.append(
-                "tiles need vector instructions: set `scratch` to 16384 for a microcontroller"
-            )
-        return "\n".join([*lines, *([f"warning: {self.warning}."] if self.warning else [])])
+            lines.append("tiles need vector instructions: set scratch to 16384 for a Cortex-M")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -149,29 +132,17 @@ def check_fit(
     """Raise SoftstairError if constants or memory take more bytes than allowed."""
     if fit_flash is None and fit_ram is None:
         return
-    plan, problems = memory_plan(network, scratch, threads), {}
+    plan, advice = memory_plan(network, scratch, threads), "fewer channels or fewer bits"
     if fit_flash is not None and plan.flash > fit_flash:
-        problems["fit_flash"] = (
-            f"allows {fit_flash:,} bytes, but the constants take {plan.flash:,}, most of them in "
-            f"{_largest(plan, lambda row: sum(row.flash))}; code adds {CODE}. Use fewer bits for "
-            "the weights"
-        )
+        most = _largest(plan, lambda row: sum(row.flash))
+        problem = f"allows {fit_flash:,} bytes, but the constants take {plan.flash:,}, most of them"
+        raise _check.invalid("fit_flash", f"{problem} in {most}; code adds {CODE}. Use {advice}")
     if fit_ram is not None and plan.ram > fit_ram:
-        least = memory_plan(network, 0, threads).ram
-        advice = "Use fewer channels, smaller inputs, or fewer bits for the features"
-        if least < plan.ram:
-            smaller = f"A smaller `scratch` takes less, `scratch=0` {least:,} bytes"
-            advice = smaller if least <= fit_ram else f"{smaller}. {advice}"
-        if threads > 1:
-            advice = f"With `threads=1` it takes {memory_plan(network, scratch).ram:,}. {advice}"
-        problems["fit_ram"] = (
-            f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}, without the stack; "
-            "results and scratch memory are largest in "
-            f"{_largest(plan, lambda row: row.memory[1] + row.scratch)}. {advice}"
-        )
-    if problems:
-        (name, problem), *others = problems.items()
-        raise _check.invalid(name, ". ".join([problem, *(f"`{n}` {text}" for n, text in others)]))
+        least = memory_plan(network, 0).ram
+        smaller = f"`scratch=0` and `threads=1` take {least:,}. " if least < plan.ram else ""
+        most = _largest(plan, lambda row: row.memory[1] + row.scratch)
+        problem = f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}, most of it"
+        raise _check.invalid("fit_ram", f"{problem} in {most}. {smaller}Use {advice}")
 
 
 def _largest(plan: MemoryPlan, size: Callable[[PlanRow], int]) -> str:
@@ -226,21 +197,13 @@ class _Program:
             scratch, sizes = self._thread_words() * 4, (0, (0, 0), (0, STACK))
             rows.append(PlanRow(("second thread",), "stack and scratch", *sizes, scratch))
             ram += STACK + scratch
-        names = tuple(node.name for node in self.network.nodes)
-        return MemoryPlan(self.name, ram, tuple(rows), names)
+        return MemoryPlan(ram, tuple(rows))
 
     def header(self) -> str:
         """Return the text of <name>.h."""
         plan, upper = self.plan(), self.upper
         shape = [int(size) for size in self.network.sizes[self.network.input.name]]
-        rows = [("layer", "constants", "memory", "scratch", "")]
-        for row in plan.rows:
-            sizes = (str(sum(row.flash)), str(row.memory[1]), str(row.scratch))
-            rows.append((_comment(" ".join(row.names)), *sizes, row.how))
-        table = "\n".join(
-            f" *   {name:40} {flash:>10} {memory:>8} {scratch:>8}  {how}".rstrip()
-            for name, flash, memory, scratch, how in rows
-        )
+        table = "\n".join(f" *   {_comment(line)}".rstrip() for line in str(plan).splitlines())
         scales = " \\\n".join(in_lines(map(str, self.network.last.scale.tolist())))
         results = "scores" if self.has_classes else "outputs"
         functions = [
@@ -403,4 +366,4 @@ extern "C" {{
 def _comment(text: str) -> str:
     """Return text that is safe within a comment of C."""
     # No question marks either: two of them may begin a trigraph, such as that of a backslash.
-    return re.sub(r"[^A-Za-z0-9_. \-]", "_", str(text))[:60]
+    return re.sub(r"[^A-Za-z0-9_.,:+ -]", "_", text)[:120]

@@ -78,6 +78,13 @@ static inline void ss_put(const ss_features *features, int32_t place, int32_t ch
     }
 }
 
+/* An array of integers of 1, 2 or 4 bytes. */
+static inline int32_t ss_number(const void *numbers, int32_t width, int32_t at) {
+    return width == 1   ? ((const int8_t *)numbers)[at]
+           : width == 2 ? ((const int16_t *)numbers)[at]
+                        : ((const int32_t *)numbers)[at];
+}
+
 /* Reads `count` channels of a place. */
 static inline void ss_get_row(const ss_features *features, int32_t place, int32_t channel,
                               int32_t count, int32_t *to) {
@@ -110,12 +117,15 @@ static inline void ss_put_row(const ss_features *features, int32_t place, int32_
     }
 }
 
-/* Clears planes before bits are set. */
+/* Clears planes before bits are set, and what is padded. */
 static inline void ss_clear(const ss_features *features) {
-    const int32_t planes = features->kind == SS_TERNARY ? 2 : 1;
+    const int32_t planes = features->kind == SS_TERNARY ? 2 : features->kind < SS_BYTES;
     const int32_t words = planes * features->places * ss_words(features);
     for (int32_t i = 0; i < words; i++) {
         features->data[i] = 0;
+    }
+    for (int32_t i = 0; i < features->places * features->channels && planes == 0; i++) {
+        ss_put(features, 0, i, 0);
     }
 }
 

@@ -26,9 +26,7 @@ static inline void ss_input_table(const void *input, const void *table, int32_t 
     const uint8_t *from = (const uint8_t *)input;
     for (int32_t channel = 0; channel < out->channels; channel++) {
         for (int32_t place = 0; place < out->places; place++) {
-            const int32_t at = 256 * channel + *from++;
-            ss_put(out, place, channel,
-                   width == 1 ? ((const int8_t *)table)[at] : ((const int16_t *)table)[at]);
+            ss_put(out, place, channel, ss_number(table, width, 256 * channel + *from++));
         }
     }
 }
@@ -97,29 +95,17 @@ static inline void ss_add(const ss_features *a, const ss_features *b, const ss_f
     }
 }
 
-/* Copies all channels of `in` into `out`, from channel `first` on. */
-static inline void ss_concatenate(const ss_features *in, int32_t first, const ss_features *out) {
+/* Copies features into larger ones, so many rows, columns and channels from their beginning; the
+ * widths are those of `in` and `out`. */
+static inline void ss_place(const ss_features *in, const ss_features *out, int32_t width,
+                            int32_t out_width, int32_t row, int32_t column, int32_t first) {
     int32_t x[SS_BLOCK];
-    for (int32_t place = 0; place < out->places; place++) {
+    for (int32_t place = 0; place < in->places; place++) {
+        const int32_t to = (place / width + row) * out_width + place % width + column;
         for (int32_t channel = 0; channel < in->channels; channel += SS_BLOCK) {
             const int32_t count = ss_min(SS_BLOCK, in->channels - channel);
             ss_get_row(in, place, channel, count, x);
-            ss_put_row(out, place, first + channel, count, x);
-        }
-    }
-}
-
-/* Puts features between zeros: so many rows, columns and channels before them. The widths are those
- * of `in` and `out`. */
-static inline void ss_pad(const ss_features *in, const ss_features *out, int32_t width,
-                          int32_t out_width, int32_t rows, int32_t columns, int32_t channels) {
-    for (int32_t place = 0; place < out->places; place++) {
-        const int32_t y = place / out_width - rows, x = place % out_width - columns;
-        const int inside = y >= 0 && y < in->places / width && x >= 0 && x < width;
-        for (int32_t channel = 0; channel < out->channels; channel++) {
-            const int32_t from = channel - channels;
-            const int is_copied = inside && from >= 0 && from < in->channels;
-            ss_put(out, place, channel, is_copied ? ss_at(in, y * width + x, from) : 0);
+            ss_put_row(out, to, first + channel, count, x);
         }
     }
 }

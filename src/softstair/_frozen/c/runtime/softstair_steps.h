@@ -33,54 +33,15 @@ struct ss_sink {
     const int32_t *others;
 };
 
-static inline int32_t ss_threshold(const ss_sink *sink, int32_t at) {
-    if (sink->width == 1) {
-        return ((const int8_t *)sink->thresholds)[at];
+/* Returns how many thresholds of a channel a sum reaches, by bisection. They do not decrease, and
+ * their number is a power of two minus 1. */
+static inline int32_t ss_search(const ss_sink *sink, int32_t channel, int32_t sum) {
+    int32_t reached = 0;
+    for (int32_t half = (sink->steps + 1) / 2; half > 0; half /= 2) {
+        const int32_t at = channel * sink->steps + reached + half - 1;
+        reached += sum >= ss_number(sink->thresholds, sink->width, at) ? half : 0;
     }
-    if (sink->width == 2) {
-        return ((const int16_t *)sink->thresholds)[at];
-    }
-    return ((const int32_t *)sink->thresholds)[at];
-}
-
-/* Returns how many thresholds a sum reaches, by bisection. They do not decrease, and their number
- * is a power of two minus 1. */
-#define SS_SEARCH(name, type)                                                            \
-    static inline int32_t name(const type *thresholds, int32_t steps, int32_t sum) {     \
-        int32_t reached = 0;                                                             \
-        if (steps == 15) { /* 4-bit levels */                                            \
-            reached += sum >= thresholds[7] ? 8 : 0;                                     \
-            reached += sum >= thresholds[reached + 3] ? 4 : 0;                           \
-            reached += sum >= thresholds[reached + 1] ? 2 : 0;                           \
-            return reached + (sum >= thresholds[reached] ? 1 : 0);                       \
-        }                                                                                \
-        for (int32_t half = (steps + 1) / 2; half > 0; half /= 2) {                      \
-            reached += sum >= thresholds[reached + half - 1] ? half : 0;                 \
-        }                                                                                \
-        return reached;                                                                  \
-    }                                                                                    \
-    static inline void name##_all(const type *thresholds, int32_t steps, int32_t count,  \
-                                  const int32_t *sums, int32_t *reached) {               \
-        for (int32_t i = 0; i < count; i++) {                                            \
-            reached[i] = name(thresholds + i * steps, steps, sums[i]);                   \
-        }                                                                                \
-    }
-SS_SEARCH(ss_search_bytes, int8_t)
-SS_SEARCH(ss_search_halves, int16_t)
-SS_SEARCH(ss_search_words, int32_t)
-
-/* The number of thresholds that the sums of some channels reach; those of a channel are contiguous,
- * from `at` on. */
-static inline void ss_steps_of(const ss_sink *sink, int32_t at, int32_t count, const int32_t *sums,
-                               int32_t *reached) {
-    const void *all = sink->thresholds;
-    if (sink->width == 1) {
-        ss_search_bytes_all((const int8_t *)all + at, sink->steps, count, sums, reached);
-    } else if (sink->width == 2) {
-        ss_search_halves_all((const int16_t *)all + at, sink->steps, count, sums, reached);
-    } else {
-        ss_search_words_all((const int32_t *)all + at, sink->steps, count, sums, reached);
-    }
+    return reached;
 }
 
 /* Stores sums. */
@@ -102,7 +63,8 @@ static inline void ss_store_planes(const ss_sink *sink, int32_t place, int32_t p
         width = ss_min(32 - shift, count - c);
         for (int32_t step = 0; step < sink->steps; step++) {
             for (int32_t i = 0; i < width; i++) {
-                limits[step][i] = ss_threshold(sink, step * out->channels + channel + c + i);
+                const int32_t at = step * out->channels + channel + c + i;
+                limits[step][i] = ss_number(sink->thresholds, sink->width, at);
             }
         }
         const uint32_t all = ~(uint32_t)0 >> (32 - width);
@@ -123,13 +85,12 @@ static inline void ss_store_planes(const ss_sink *sink, int32_t place, int32_t p
 /* Stores levels as bytes or more. */
 static inline void ss_store_levels(const ss_sink *sink, int32_t place, int32_t places,
                                    int32_t channel, int32_t count, const int32_t *sums) {
-    int32_t reached[SS_BLOCK];
-    for (int32_t p = 0; p < places; p++) {
-        ss_steps_of(sink, channel * sink->steps, count, sums + p * SS_BLOCK, reached);
+    for (int32_t p = 0; p < places; p++, sums += SS_BLOCK) {
+        int32_t values[SS_BLOCK];
         for (int32_t c = 0; c < count; c++) {
-            reached[c] = sink->levels[reached[c]];
+            values[c] = sink->levels[ss_search(sink, channel + c, sums[c])];
         }
-        ss_put_row(sink->out, place + p, channel, count, reached);
+        ss_put_row(sink->out, place + p, channel, count, values);
     }
 }
 
@@ -156,29 +117,20 @@ SS_SPECIALISED void ss_store_four(const ss_sink *sink, int32_t place, int32_t ch
     }
 }
 
-/* Stores levels as bytes or more, by affine steps. */
+/* Stores levels as bytes, by affine steps. */
 static inline void ss_store_affine(const ss_sink *sink, int32_t place, int32_t places,
                                    int32_t channel, int32_t count, const int32_t *sums) {
     const int32_t *m = sink->multipliers + channel, *b = sink->offsets + channel;
     const int8_t *shifts = sink->shifts + channel;
     int32_t p = 0;
 #ifdef SS_HAS_PACKED
-    for (; sink->out->kind == SS_BYTES && p + 4 <= places; p += 4, sums += 4 * SS_BLOCK) {
+    for (; p + 4 <= places; p += 4, sums += 4 * SS_BLOCK) {
         SS_WITH_LIMITS(ss_store_four, sink, sink, place + p, channel, count, sums);
     }
 #endif
-    if (sink->out->kind == SS_BYTES) {
-        const int32_t step = sink->out->channels;
-        int8_t *to = (int8_t *)sink->out->data + (place + p) * step + channel;
-        ss_affine_bytes(sums, m, b, shifts, sink->low, sink->high, count, places - p, step, to);
-        return;
-    }
-    for (; p < places; p++, sums += SS_BLOCK) {
-        for (int32_t c = 0; c < count; c++) {
-            const int32_t level = ss_affine(sums[c], m[c], b[c], shifts[c], sink->low, sink->high);
-            ss_put(sink->out, place + p, channel + c, level);
-        }
-    }
+    const int32_t step = sink->out->channels;
+    int8_t *to = (int8_t *)sink->out->data + (place + p) * step + channel;
+    ss_affine_bytes(sums, m, b, shifts, sink->low, sink->high, count, places - p, step, to);
 }
 
 /* Stores sums in another unit: ((sum * multiplier + value beside * other + addend) >> shift),

@@ -19,27 +19,13 @@ typedef struct {
     const ss_sink *sink;
 } ss_wide_sum;
 
-#define SS_WIDE_DOT(name, type)                                                               \
-    static inline int32_t name(const int32_t *x, const type *weights, int32_t count) {        \
-        uint32_t sum = 0;                                                                     \
-        for (int32_t i = 0; i < count; i++) {                                                 \
-            sum += (uint32_t)x[i] * (uint32_t)(int32_t)weights[i];                            \
-        }                                                                                     \
-        return (int32_t)sum;                                                                  \
+static inline uint32_t ss_wide_dot(const ss_wide_sum *sum, const int32_t *x, int32_t at,
+                                   int32_t count) {
+    uint32_t total = 0;
+    for (int32_t i = 0; i < count; i++) {
+        total += (uint32_t)x[i] * (uint32_t)ss_number(sum->weights, sum->width, at + i);
     }
-SS_WIDE_DOT(ss_wide_bytes, int8_t)
-SS_WIDE_DOT(ss_wide_halves, int16_t)
-SS_WIDE_DOT(ss_wide_words, int32_t)
-
-static inline int32_t ss_wide_dot(const ss_wide_sum *sum, const int32_t *x, int32_t at,
-                                  int32_t count) {
-    if (sum->width == 1) {
-        return ss_wide_bytes(x, (const int8_t *)sum->weights + at, count);
-    }
-    if (sum->width == 2) {
-        return ss_wide_halves(x, (const int16_t *)sum->weights + at, count);
-    }
-    return ss_wide_words(x, (const int32_t *)sum->weights + at, count);
+    return total;
 }
 
 /* Adds the products of a tap, whose features are at `from`, for `count` outputs from `output` on. */
@@ -52,7 +38,7 @@ static inline void ss_wide_tap(const ss_wide_sum *sum, int32_t from, int32_t tap
         const int32_t inputs = ss_min(SS_BLOCK, sum->inputs - c);
         ss_get_row(sum->in, from, first + c, inputs, x);
         for (int32_t i = 0, at = output * row + tap * sum->inputs + c; i < count; i++, at += row) {
-            totals[i] = (int32_t)((uint32_t)totals[i] + (uint32_t)ss_wide_dot(sum, x, at, inputs));
+            totals[i] = (int32_t)((uint32_t)totals[i] + ss_wide_dot(sum, x, at, inputs));
         }
     }
 }
