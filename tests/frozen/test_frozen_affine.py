@@ -62,9 +62,20 @@ def test_thresholds_of_no_line_and_numbers_beyond_32_bits_have_no_steps() -> Non
     assert affine_steps(np.array([[0, 1, 50]]), *ends) is None
     assert affine_steps(np.array([[0, 1, 2]]), *ends) is not None
     assert affine_steps(np.array([[0, 60, 500]]), *ends) is not None  # 500 is never reached
+    far = (np.array([-(2**31)]), np.array([2**31 - 1]))
+    doubled = np.repeat(np.arange(40) * 10**8 - 2 * 10**9, 2)[None]
+    assert affine_steps(doubled, *far) is None  # two levels at a sum
+
+
+def test_steps_beyond_32_bits_are_wide() -> None:
     gaps = np.cumsum(np.where(np.arange(255) % 2, 1000, 1001))[None]
-    far = (np.array([-(2**30)]), np.array([2**30]))
-    assert affine_steps(gaps, *far) is None
+    ends = np.array([2**30])
+    steps = affine_steps(gaps, -ends, ends, low=-7)
+    assert steps is not None
+    assert steps.is_wide
+    sums = np.concatenate([gaps[0], gaps[0] - 1, [-(2**30), 2**30]])
+    levels = np.clip((sums * steps.multiplier + steps.offset) >> steps.shift, -7, 248)
+    np.testing.assert_array_equal(levels + 7, reached(sums, gaps[0]))
 
 
 def test_constants_of_affine_steps_are_nine_bytes_a_channel() -> None:
@@ -73,7 +84,7 @@ def test_constants_of_affine_steps_are_nine_bytes_a_channel() -> None:
     assert rows["first.stair"] == 9 * 10 + 4 * 10  # and the offsets of biased bytes
     text = texts["network.c"]
     counts = [text.count(f"ss_store_{kind}") for kind in ("affine", "rescaled", "levels")]
-    assert counts == [5, 2, 1]
+    assert counts == [4, 3, 1]
 
 
 def test_shifts_of_channels_differ_where_one_shift_needs_more_than_32_bits() -> None:
