@@ -44,6 +44,13 @@ class MemoryPlan:
         """Bytes of constants; code is not included."""
         return sum(sum(row.flash) for row in self.rows)
 
+    @property
+    def warning(self) -> str | None:
+        """A sentence if other constants take more bytes than the weights, else None."""
+        weights, others = (sum(row.flash[part] for row in self.rows) for part in (0, 1))
+        sizes = f"thresholds and the like take {others:,} bytes, and the weights {weights:,}"
+        return f"{sizes}: use stairs with fewer levels" if others > weights else None
+
     def __str__(self) -> str:
         sizes = f"{'memory':>8} {'scratch':>8}"
         lines = [f"{'layer':32} {'weights':>10} {'constants':>10} {sizes}  how"]
