@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -199,6 +199,10 @@ def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
     return steps_of(traced, model, complete=not omitted and not was_changed), traced
 
 
+Rows: TypeAlias = list[tuple[Any, ...]]
+"""A graph of torch.fx as data: of each node, what it calls with which arguments, and its meta."""
+
+
 @dataclass(frozen=True)
 class Traces:
     """What a network computes in training and in evaluation, as graphs of torch.fx and as steps.
@@ -212,8 +216,12 @@ class Traces:
     eval_steps: Graph
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rows = map(_rows, (self.train, self.evaluation))
+        rows = (rows_of(self.train), rows_of(self.evaluation))
         return _unpickled, (*rows, self.train_steps, self.eval_steps)
+
+
+def _unpickled(train: Rows, evaluation: Rows, *steps: Graph) -> Traces:
+    return Traces(graph_of_rows(train), graph_of_rows(evaluation), *steps)
 
 
 @dataclass(frozen=True)
@@ -223,7 +231,7 @@ class _Place:
     of: Any
 
 
-def _rows(graph: fx.Graph) -> list[tuple[Any, ...]]:
+def rows_of(graph: fx.Graph) -> Rows:
     """Return a graph of torch.fx as data; pickle does not find functions such as F.max_pool2d."""
     places: Any = {node: _Place(number) for number, node in enumerate(graph.nodes)}
     rows = []
@@ -233,23 +241,21 @@ def _rows(graph: fx.Graph) -> list[tuple[Any, ...]]:
         with suppress(ImportError, AttributeError, ValueError):
             if node.op == "call_function" and pkgutil.resolve_name(name) is target:
                 target = _Place(name)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), places.__getitem__)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), places.__getitem__)
         rows.append((node.op, target, args, kwargs, node.name, node.meta))
     return rows
 
 
-def _unpickled(train: Any, evaluation: Any, *steps: Graph) -> Traces:
-    graphs: Any = []
-    for rows in (train, evaluation):
-        graph, nodes = fx.Graph(), list[fx.Node]()
-        here = lambda x, nodes=nodes: nodes[x.of] if isinstance(x, _Place) else x
-        for op, target, args, kwargs, name, meta in rows:
-            function = pkgutil.resolve_name(target.of) if isinstance(target, _Place) else target
-            args, kwargs = fx.node.map_aggregate((args, kwargs), here)
-            nodes.append(graph.create_node(op, function, args, kwargs, name))
-            nodes[-1].meta = meta
-        graphs.append(graph)
-    return Traces(*graphs, *steps)
+def graph_of_rows(rows: Rows) -> fx.Graph:
+    """Return the graph that :func:`rows_of` was given."""
+    graph, nodes = fx.Graph(), list[fx.Node]()
+    here = lambda x: nodes[x.of] if isinstance(x, _Place) else x
+    for op, target, args, kwargs, name, meta in rows:
+        function = pkgutil.resolve_name(target.of) if isinstance(target, _Place) else target
+        args, kwargs = fx.node.map_aggregate((args, kwargs), here)
+        nodes.append(graph.create_node(op, function, args, kwargs, name))
+        nodes[-1].meta = meta
+    return graph
 
 
 def traces_or_why(net: nn.Module) -> Traces | str:

@@ -11,11 +11,9 @@ ValueError.
 """
 
 import copy
-import importlib
 import inspect
 import operator
 from collections.abc import Container, Mapping, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +22,15 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from softstair import _check
-from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, Traces, steps_of
+from softstair.convert.graph import (
+    IN_PLACE_OPERATORS,
+    Graph,
+    Rows,
+    Traces,
+    graph_of_rows,
+    rows_of,
+    steps_of,
+)
 from softstair.convert.ops import OPERATORS, Effect
 
 DROPOUTS = {
@@ -66,7 +72,7 @@ def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]], traces: Trac
     graphs = (traces.train, traces.evaluation)
     if calls:
         code = _rewritten(net, calls, traces)
-        net.__class__ = _with_forward(type(net), _code_of(code))
+        net.__class__ = _with_forward(type(net), code)
         graphs = (_in_mode(code, True), _in_mode(code, False))
     _register_constants(net, *graphs)
     before = (traces.train_steps, traces.eval_steps)
@@ -117,31 +123,17 @@ def _in_mode(code: fx.Graph, training: bool) -> fx.Graph:
     return graph
 
 
-class ForwardCode(NamedTuple):
-    """The source code of a forward pass, and what its global names stand for."""
-
-    source: str
-    names: dict[str, Any]
-    modules: dict[str, str]  # Python modules, imported by name: they cannot be pickled
-
-
-def _code_of(traced: fx.Graph) -> ForwardCode:
-    code = traced.python_code("self")
-    modules = {key: v.__name__ for key, v in code.globals.items() if isinstance(v, ModuleType)}
-    names = {key: value for key, value in code.globals.items() if key not in modules}
-    return ForwardCode(code.src, names, modules)
-
-
-def _with_forward(base: type[nn.Module], code: ForwardCode) -> type[nn.Module]:
-    """Return a subclass with another forward pass, which copies and pickles as source code."""
-    modules = {key: importlib.import_module(name) for key, name in code.modules.items()}
-    namespace = {**code.names, **modules}
-    exec(code.source, namespace)
+def _with_forward(base: type[nn.Module], code: fx.Graph) -> type[nn.Module]:
+    """Return a subclass whose forward pass is the code of a graph, with which it copies and
+    pickles."""
+    source = code.python_code("self")
+    namespace = dict(source.globals)
+    exec(source.src, namespace)
     forward = namespace["forward"]
     forward.__signature__ = inspect.signature(base.forward)
 
     def reduce(net: nn.Module, protocol: object) -> tuple[Any, ...]:
-        return _new, (base, code), net.__getstate__()
+        return _new, (base, rows_of(code)), net.__getstate__()
 
     # A base class such as fx.GraphModule would copy its own forward pass.
     members = {"forward": forward, "__reduce_ex__": reduce, "__deepcopy__": None}
@@ -149,9 +141,10 @@ def _with_forward(base: type[nn.Module], code: ForwardCode) -> type[nn.Module]:
     return type(base.__name__, (base,), {**members, **names})
 
 
-def _new(base: type[nn.Module], code: ForwardCode) -> nn.Module:
+def _new(base: type[nn.Module], rows: Rows) -> nn.Module:
     """Return a network without its state, to copy or unpickle one."""
-    return object.__new__(_with_forward(base, code))  # fx.GraphModule's own replaces the class
+    # fx.GraphModule's own __new__ replaces the class.
+    return object.__new__(_with_forward(base, graph_of_rows(rows)))
 
 
 def _insert(
