@@ -57,9 +57,12 @@ def conversion_of(net: nn.Module) -> Conversion:
     return replace(conversion, rows=rows)
 
 
-def graph_of(net: nn.Module) -> Graph:
-    """Return the graph of a quantised network."""
-    return _stored(net).graph
+def graph_of(net: nn.Module, training: bool = True) -> Graph:
+    """Return the graph of a quantised network; in evaluation, if torch.fx can trace it."""
+    conversion = _stored(net)
+    if training or isinstance(conversion.traces, str):
+        return conversion.graph
+    return conversion.traces.eval_steps
 
 
 def traces_of(net: nn.Module) -> Traces:

@@ -65,6 +65,7 @@ class GraphStep:
     function: str | None  # bare name of a function or method
     inputs: tuple[int, ...]  # the steps whose results it takes
     has_numbers: bool = False  # whether it also takes Python numbers
+    is_off: bool = False  # whether it is a function that is told not to train, such as a dropout
     # Earlier steps whose results may share memory with a tensor that it writes into.
     written: frozenset[int] = frozenset()
 
@@ -128,6 +129,14 @@ def _connected(
             if number not in walls:
                 waiting.extend(links[number])
     return reached
+
+
+def unused_name(name: str, names: set[str]) -> str:
+    """Return a name that is in no set, with underscores at its end; it is then in that set."""
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name
 
 
 @contextmanager
@@ -216,12 +225,12 @@ class Traces:
     eval_steps: Graph
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rows = (rows_of(self.train), rows_of(self.evaluation))
+        rows = (_rows_of(self.train), _rows_of(self.evaluation))
         return _unpickled, (*rows, self.train_steps, self.eval_steps)
 
 
 def _unpickled(train: Rows, evaluation: Rows, *steps: Graph) -> Traces:
-    return Traces(graph_of_rows(train), graph_of_rows(evaluation), *steps)
+    return Traces(_graph_of(train), _graph_of(evaluation), *steps)
 
 
 @dataclass(frozen=True)
@@ -231,7 +240,7 @@ class _Place:
     of: Any
 
 
-def rows_of(graph: fx.Graph) -> Rows:
+def _rows_of(graph: fx.Graph) -> Rows:
     """Return a graph of torch.fx as data; pickle does not find functions such as F.max_pool2d."""
     places: Any = {node: _Place(number) for number, node in enumerate(graph.nodes)}
     rows = []
@@ -246,8 +255,8 @@ def rows_of(graph: fx.Graph) -> Rows:
     return rows
 
 
-def graph_of_rows(rows: Rows) -> fx.Graph:
-    """Return the graph that :func:`rows_of` was given."""
+def _graph_of(rows: Rows) -> fx.Graph:
+    """Return the graph that :func:`_rows_of` was given."""
     graph, nodes = fx.Graph(), list[fx.Node]()
     here = lambda x: nodes[x.of] if isinstance(x, _Place) else x
     for op, target, args, kwargs, name, meta in rows:
@@ -354,7 +363,8 @@ def steps_of(
             name, inputs = "silu", (numbers[x],)
         shared = inputs if _shares_memory(node, called) else targets
         allocated_by.append(allocators(shared) or frozenset({number}))
-        steps.append(GraphStep(module, name, inputs, has_numbers, frozenset(written)))
+        is_off = node.kwargs.get("training") is False
+        steps.append(GraphStep(module, name, inputs, has_numbers, is_off, frozenset(written)))
         if node.op == "output":
             outputs.add(number)
         if node.op == "get_attr":

@@ -181,11 +181,3 @@ def set_ranks(keys: Mapping[Site, int]) -> None:
     ranks = {key: rank for rank, key in enumerate(sorted(set(keys.values())))}
     for site, key in keys.items():
         site.layer = ranks[key]
-
-
-def unused_name(name: str, names: set[str]) -> str:
-    """Return a name that is in no set, with underscores at its end; it is then in that set."""
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name

@@ -82,7 +82,7 @@ def _feature_units(
     """
     units: list[FeatureUnit | None] = []
     inputs: dict[StairLayer, list[FeatureUnit | None]] = {}
-    for number, step in enumerate(graph_of(net).steps):
+    for number, step in enumerate(graph_of(net, training=False).steps):
         module, operator = called(net, step)
         if isinstance(module, StairActivation):
             units.append(_unit(module, quantum))
@@ -140,7 +140,9 @@ def _result_unit(
     if not incoming:
         return None
     effect = operator.effect_if_kept if operator.effect is Effect.ACTIVATION else operator.effect
-    if effect in (Effect.PASS, Effect.MOVE) or (effect is Effect.DROPOUT and step.module):
+    if effect in (Effect.PASS, Effect.MOVE) or (
+        effect is Effect.DROPOUT and (step.module or step.is_off)
+    ):
         return incoming[0]  # other inputs are sizes
     if effect is Effect.JOIN:
         return _common(incoming)
