@@ -221,6 +221,14 @@ def test_functional_dropout_follows_the_mode():
     assert torch.equal(net(x), net(x))
 
 
+def test_numbers_may_depend_on_the_mode():
+    x = torch.randn(64, 6)
+    model = Code(lambda m, x: m.b(F.relu(m.a(x))) * (2 if m.training else 1))
+    net = ss.quantise(model, TERNARY, TERNARY, forward="hard")
+    for copied in (net, copy.deepcopy(net)):
+        assert torch.equal(copied.train()(x), 2 * copied.eval()(x))
+
+
 def test_functional_normalisation_follows_the_mode():
     """The sum without an activation gets a stair, so that the code is rewritten."""
     torch.manual_seed(0)

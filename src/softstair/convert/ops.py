@@ -19,16 +19,16 @@ FLOAT      keeps it; ``report`` shows ``why``        float
 ========== ========================================= ===========================================
 
 An operation without a row is kept, and its result is float. So is the result of ADD with a Python
-number, and of a dropout that is called as a function.
+number, and of a dropout that is called as a function, unless evaluation turns it off.
 
 In ``Conv2d → BatchNorm2d → ReLU → MaxPool2d → Linear``, for example, the rows conv2d and linear
 (WEIGHTS) become StairConv2d and StairLinear, and relu (ACTIVATION) becomes a StairActivation.
 BatchNorm (FLOAT) stays. max_pool2d (MOVE) stays and keeps features quantised: StairLinear therefore
 knows the quantum of its input.
 
-:mod:`~softstair.convert.sites` reads the table to choose what to replace and to derive the quanta
-of inputs, :mod:`~softstair.convert.rewrite` to replace functional dropouts by modules, and
-:mod:`softstair.deploy.integer` to convert a trained network to integers.
+:mod:`~softstair.convert.sites` reads the table to choose what to replace,
+:mod:`~softstair.convert.units` to derive the quanta of inputs, and :mod:`softstair.deploy.integer`
+to convert a trained network to integers.
 
 To add an operation, add a row. Its name is the function's bare name: ``relu`` stands for
 ``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. Deployment converts PASS and DROPOUT by

@@ -34,7 +34,6 @@ def call_names(traced: fx.Graph, net: nn.Module) -> list[str]:
         stack = list(node.meta.get("nn_module_stack", {}).values())
         owner = f"{stack[-1][0]}." if stack and stack[-1][0] else ""
         names.append(unused_name(f"{owner}stair_{node.name}", taken))
-        taken.discard(names[-1])
     return names
 
 
