@@ -150,19 +150,11 @@ def _moved(node: Requantise, least: Tensor, greatest: Tensor) -> Requantise:
         if not bool(wrong.any()) or abs(move) > TRIES // 2:
             return best
         tried = replace(best, multiplier=torch.where(wrong, first + move, best.multiplier).int())
-        allowed = (abs(move) <= first * MOVE) & (first + move < 2**FLOAT32_BITS)
+        allowed = (abs(move) <= first.abs() * MOVE) & ((first + move).abs() < 2**FLOAT32_BITS)
         found = wrong & allowed & _agreeing(tried, least, greatest)
         best = replace(best, multiplier=torch.where(found, tried.multiplier, best.multiplier))
         wrong = wrong & ~found
     raise AssertionError("the moves have no end")
-
-
-def is_exact_in_float32(node: Requantise, least: Tensor, greatest: Tensor) -> bool:
-    """Return whether clamp(rint(float32(v)·float32(multiplier/2^shift))) is the result for every
-    sum; least and greatest are those of each channel."""
-    if node.beside is not None or node.rounding != "once":
-        return False
-    return bool(_agreeing(node, least, greatest).all())
 
 
 def _agreeing(node: Requantise, least: Tensor, greatest: Tensor) -> Tensor:
@@ -176,7 +168,8 @@ def _agreeing(node: Requantise, least: Tensor, greatest: Tensor) -> Tensor:
     bias = node.bias.long()[:, None]
     level = torch.arange(node.low + 1, node.high + 1)
     # The first v of a level, about: its neighbours are compared as well.
-    edge = (level - 0.5) * 2.0 ** shift.double() / multiplier.clamp(min=1)
+    divisor = torch.where(multiplier == 0, 1, multiplier)
+    edge = (level - 0.5) * 2.0 ** shift.double() / divisor
     middle = ((edge - bias) / factor.clamp(min=1)).clamp(-(2.0**40), 2.0**40).round().long()
     sums = torch.cat([middle + step for step in (-2, -1, 0, 1, 2)], 1)
     sums = torch.minimum(torch.maximum(sums, least[:, None]), greatest[:, None])
@@ -187,4 +180,4 @@ def _agreeing(node: Requantise, least: Tensor, greatest: Tensor) -> Tensor:
     return same.all(1)
 
 
-__all__ = ["Line", "doubly_rounded", "is_exact_in_float32", "requantise"]
+__all__ = ["Line", "doubly_rounded", "requantise"]
