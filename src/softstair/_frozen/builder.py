@@ -28,7 +28,6 @@ from softstair._frozen.values import (
     Value,
     followed,
     line_of,
-    scale_and_shift,
 )
 from softstair.nn import StairActivation, StairLayer
 from softstair.stair import Stair
@@ -74,6 +73,8 @@ class NodeBuilder:
         self._stairs: list[str] = []
         self.has_float_layer = False
         """Whether the last layer was in float."""
+        self.doubts: dict[str, ExportError] = {}
+        """What training may make impossible, by layer."""
         self._sums: set[str] = set()
         """Nodes that give sums of products, not features."""
         self._read: set[str] = set()
@@ -304,8 +305,13 @@ class NodeBuilder:
             raise ExportError.of(name, f"its channels are on axis {axis}", "Flatten before it")
         if self.shape(x)[0] != self._sizes[x.source][0]:
             raise ExportError.of(name, "its channels were broadcast", "Put it before the addition")
-        if x.pools and bool((scale_and_shift(norm)[0] < 0).any()):
-            raise ExportError.of(name, "negative weights follow a pooling", "Pool after the stair")
+        if x.pools and norm.weight is not None:
+            error = ExportError.of(
+                name, "negative weights follow a pooling", "Pool after the stair"
+            )
+            if bool((norm.weight < 0).any()):
+                raise error
+            self.doubts[name] = error
 
     def add(self, name: str, a: Value, b: Value) -> Value:
         """Add two features, or a shortcut to a sum."""

@@ -23,7 +23,6 @@ from softstair.convert.conversion import (
     Conversion,
     Row,
     conversion_of,
-    copy_of,
     owners,
     traces_of,
 )
@@ -34,8 +33,6 @@ from softstair.stair import Stair
 YES = "yes"
 UNKNOWN = object()
 """The value of a call that has no exact integer form, or that follows one."""
-FAR = 1e9
-"""A weight beyond every threshold."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +132,8 @@ def report(
     >>> print(summary.conclusion)
     exports exactly; C needs about 152 bytes of constants and 192 bytes of RAM
 
-    The answer comes from the conversion of :func:`softstair.freeze` itself, for the largest weights
-    and for batch normalisations with negative weights, as training may find them. After a call that
-    has no integer form, the conversion goes on behind the next stair.
+    The answer comes from the conversion of :func:`softstair.freeze` itself. After a call that has
+    no integer form, the conversion goes on behind the next stair.
 
     Args:
         model: A network of :func:`softstair.quantise`. A float network is quantised first, in a
@@ -178,18 +174,17 @@ def report(
             return made(plain, conclusion, False if first else None)
         own = (0, 1.0) if len(mean) else (zero, scale)
         entry = (shape, input_scale(shape, *own, mean, std, dtype), dtype)
-        trial = _Trial(_extreme(net), *entry)
-        now = trial if trial.network else _Trial(net, *entry)
+        trial = _Trial(net, *entry)
     except SoftstairError as error:  # the input, or a network that cannot be traced
         if error.field == "shape":
             raise
         return made(plain, f"does not export exactly: {error}", False)
-    rows = tuple(trial.rows(conversion, now))
+    rows = tuple(trial.rows(conversion))
     rows += tuple(row for row in plain if row.name not in {known.name for known in rows})
-    if now.network is None:
-        return made(rows, f"does not export exactly: {now.first_error}", False)
     if trial.network is None:
-        conclusion = f"exports exactly as it is, but training may change that: {trial.first_error}"
+        return made(rows, f"does not export exactly: {trial.first_error}", False)
+    if doubts := [*trial.builder.doubts.values()]:
+        conclusion = f"exports exactly as it is, but training may change that: {doubts[0]}"
         return made(rows, conclusion, True)
     try:
         plan = memory_plan(trial.network)
@@ -223,35 +218,6 @@ def _quantised(model: nn.Module, shape: Sequence[int] | None) -> tuple[nn.Module
         if len(names) < 2:
             return net, ""
         return quantise(model, stair, stair, skip=names[-1], example_inputs=example), names[-1]
-
-
-def _extreme(net: nn.Module) -> nn.Module:
-    """Return a copy with the largest sums that its stairs allow, normalisations that decrease, and
-    other quanta where these are learned.
-
-    If it has an exact integer form, so has the network with any weights and quanta.
-    """
-    net = copy_of(net)
-    stairs = [module for module in net.modules() if isinstance(module, StairModule)]
-    ratios = {stair.log_ratio: None for stair in stairs if stair.log_ratio is not None}
-    for number, ratio in enumerate(ratios):
-        ratio.data += 0.1 + 0.01 * number  # all different, and no power of two
-    for stair in stairs:
-        stair.synchronise()
-    for module in net.modules():
-        if not all(bool(x.isfinite().all()) for x in module.parameters(recurse=False)):
-            continue  # diverged, and refused for that
-        if isinstance(module, StairLayer):
-            values, weight = module.weight_stair.stair, module.weight.data
-            weight.fill_(FAR if values.levels[-1] >= -values.levels[0] else -FAR)
-            # All channels but the first: every level occurs, as the packed weights depend on it.
-            others = weight[1:].flatten()
-            each = torch.tensor([-FAR, *values.thresholds]).to(weight)[: len(others)]
-            others[: len(each)] = each
-            weight[1:] = others.view_as(weight[1:])
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
-            module.weight.data[0] = -1.0
-    return net
 
 
 def _row(layer: Any, row: Row, exports: str = "", size: Sequence[int] = ()) -> ReportRow:
@@ -312,10 +278,10 @@ class _Trial(GraphConversion):
             self.errors[node] = error
             return UNKNOWN
 
-    def rows(self, conversion: Conversion, now: "_Trial") -> Iterator[ReportRow]:
-        """Yield a row for each call, in order of execution; ``now`` has the present weights."""
+    def rows(self, conversion: Conversion) -> Iterator[ReportRow]:
+        """Yield a row for each call, in order of execution."""
         known = {row.name: row for row in conversion.rows}
-        present, modules = set(map(str, now.errors.values())), dict(self.net.named_modules())
+        modules, doubts = dict(self.net.named_modules()), self.builder.doubts
         for node, step in zip(self.order, self.steps, strict=True):
             value = self.values.get(node)
             if not node.op.startswith("call_") or isinstance(value, StaticValue):
@@ -328,7 +294,8 @@ class _Trial(GraphConversion):
                 exports = str(self.refusal(node, step.function))
             if node in self.errors:
                 exports = str(self.errors[node])
-                exports = exports if exports in present else f"after training perhaps: {exports}"
+            elif name in doubts:
+                exports = f"after training perhaps: {doubts[name]}"
             yield _row(modules.get(row.name), row, exports, shape_of(node))
 
 
