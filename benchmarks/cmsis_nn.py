@@ -29,13 +29,13 @@ PROGRAM = """#include "network.h"
 static int8_t x0[{most}], x1[{most}];
 static int32_t scratch[{scratch} / 4];
 {constants}
-int32_t network_run(const uint8_t input[NETWORK_INPUTS], float scores[NETWORK_CLASSES]) {{
+int32_t network_run(const uint8_t input[NETWORK_INPUTS], int32_t scores[NETWORK_CLASSES]) {{
     const cmsis_nn_context context = {{scratch, sizeof scratch}};
     int32_t best = 0;
     for (int32_t i = 0; i < NETWORK_INPUTS; i++) x0[i] = (int8_t)(input[i] - 128);
 {calls}
     for (int32_t i = 0; i < NETWORK_CLASSES; i++) {{
-        scores[i] = {step!r}F * (float)({result}[i] - {zero});
+        scores[i] = {result}[i] - {zero};
         best = scores[i] > scores[best] ? i : best;
     }}
     return best;
@@ -77,7 +77,7 @@ def program(model: nn.Sequential, examples: Tensor) -> tuple[str, tuple[float, i
             texts |= layer.call(zero, levels[1])
         calls.append(CALL.format(scratch=SCRATCH, **texts))
         buffers = buffers[::-1]
-    sizes = {"most": most, "scratch": SCRATCH, "step": levels[0], "zero": levels[1]}
+    sizes = {"most": most, "scratch": SCRATCH, "zero": levels[1]}
     joined = {"constants": "".join(constants), "calls": "".join(calls), "result": buffers[0]}
     return PROGRAM.format(**sizes, **joined), start
 

@@ -1,10 +1,9 @@
 """Flash, memory and instructions of trained networks on a Cortex-M4 that QEMU emulates.
 
-    python -m benchmarks.cortex RUN [RUN ...] [--last-layer int8] [--examples 3]
-                                [--data-dir data] [--json figures.json]
+    python -m benchmarks.cortex RUN [RUN ...] [--examples 3] [--data-dir data] [--json figures.json]
 
-RUN is a run directory, its file, or the name of one of the zoo. The bits of the scores must
-equal those of the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C
+RUN is a run directory, its file, or the name of one of the zoo. The scores must equal those of
+the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C
 compiler.
 """
 
@@ -18,27 +17,26 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.sentence import tell
-from softstair.deploy.c import build, write
-from softstair.train.trained import LastLayer, deployed
+from softstair._frozen.c import build, write
+from softstair.train.trained import deployed, examples_of
 
 TICK = 40
 """Instructions per tick: QEMU executes one per nanosecond, and the timer runs at 25 MHz."""
 
 
-def measure(run: Path, count: int, data_dir: Path, last_layer: LastLayer) -> dict[str, Any]:
+def measure(run: Path, count: int, data_dir: Path) -> dict[str, Any]:
     """Return the figures of one network."""
-    network = deployed(run, last_layer)
-    _, x = network.examples(data_dir, count)
+    network = deployed(run)
+    _, x, _ = examples_of(network.about, data_dir, count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plan = write(network.integer, folder, scratch=2**14)
+        plan = write(network.frozen, folder, scratch=2**14)
         board, figures = emulate(folder, x)
         host = _output([str(build(folder)), "--bits", "examples.bin"], folder)
     if board.strip() != host.strip():
         raise SystemExit(f"{run}: the Cortex-M4 says\n{board}and this machine\n{host}")
-    names = {"network": run.name, "last layer": last_layer}
-    more = {"examples with the host's bits": len(x), "of it constants": plan.flash}
-    return {**names, **more, **figures}
+    more = {"examples with the host's scores": len(x), "of it constants": plan.flash}
+    return {"network": run.name, **more, **figures}
 
 
 def emulate(folder: Path, x: Tensor, *variables: str) -> tuple[str, dict[str, int]]:
@@ -62,13 +60,11 @@ def _output(command: list[str], folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--last-layer", choices=("float", "int8"), default="float")
     parser.add_argument("--examples", type=int, default=3)
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    more = (given.examples, given.data_dir, given.last_layer)
-    figures = [measure(run, *more) for run in given.runs]
+    figures = [measure(run, given.examples, given.data_dir) for run in given.runs]
     for row in figures:
         print(
             "  ".join(

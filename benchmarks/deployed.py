@@ -38,9 +38,9 @@ from benchmarks import cmsis_nn
 from benchmarks.cortex import emulate
 from benchmarks.runtimes import RUNTIMES
 from benchmarks.sentence import tell
-from softstair.deploy import IntegerNetwork, integerise
-from softstair.deploy.c import write
-from softstair.deploy.onnx import model as onnx_model
+from softstair._frozen.c import write
+from softstair._frozen.network import FrozenNetwork
+from softstair._frozen.onnx import model as onnx_model
 from softstair.models import dscnn, last_layer, vgg8
 from softstair.train.trained import deployed
 
@@ -68,8 +68,9 @@ class Contestant:
         if first is None:
             raise ValueError(f"{runtime} cannot run {file.name}.")
         self.memory, self.file_bytes = first["memory"], _size(file)
-        scores = torch.tensor(first["scores"])[: expected.numel()]  # of LiteRT: levels of INT8
-        similarity = float(torch.corrcoef(torch.stack([scores, expected.flatten()]))[0, 1])
+        scores = torch.tensor(first["scores"]).double()[: expected.numel()]  # or levels, of LiteRT
+        both = torch.stack([scores, expected.flatten().double()])
+        similarity = float(torch.corrcoef(both)[0, 1])
         if not similarity >= least:
             raise ValueError(f"{runtime}, {file.name}: other scores (correlation {similarity}).")
         self.times: list[tuple[int, int]] = []
@@ -113,7 +114,7 @@ def float_twin(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(OrderedDict(zip(names, chain, strict=True))).eval()
 
 
-def ternary_network(model: nn.Module, shape: tuple[int, ...]) -> IntegerNetwork:
+def ternary_network(model: nn.Module, shape: tuple[int, ...]) -> FrozenNetwork:
     """Return the same network with ternary weights and features."""
     net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip=last_layer(model)).eval()
     for module in net.modules():
@@ -121,10 +122,10 @@ def ternary_network(model: nn.Module, shape: tuple[int, ...]) -> IntegerNetwork:
             # So that all three levels occur.
             module.running_var = torch.full_like(module.running_var, 400.0)
             module.bias.data.normal_()
-    return integerise(net, shape, zero=121, scale=64.0)
+    return ss.freeze(net, shape, zero=121, scale=64.0)
 
 
-def ours(network: IntegerNetwork, shape: tuple[int, ...], folder: Path) -> tuple[Any, ...]:
+def ours(network: FrozenNetwork, shape: tuple[int, ...], folder: Path) -> tuple[Any, ...]:
     """Return our contestants and the memory plan of the C program."""
     plan = write(network, folder / "c")
     command = ["cc", *FLAGS, "-shared", "-fPIC", "-o", "network.so", "network.c"]
@@ -168,14 +169,12 @@ def on_cortex(path: Path, model: Any) -> dict[str, Any]:
     text, (step, zero) = cmsis_nn.program(model, x)
     levels = (x / step + zero).round().clamp(-128, 127)
     with tempfile.TemporaryDirectory() as name:
-        for last in ("float", "int8"):
-            write(deployed("speech-dscnn-int4", last_layer=last).integer, Path(name), scratch=2**14)
-            row = f"ours, INT4, last layer {last.replace('int', 'INT')}"
-            figures[row] = emulate(Path(name), (levels + 128).to(torch.uint8))[1]
+        write(deployed("speech-dscnn-int4").frozen, Path(name), scratch=2**14)
+        figures["ours, INT4"] = emulate(Path(name), (levels + 128).to(torch.uint8))[1]
         (Path(name) / "network.c").write_text(text, encoding="ascii")
         printed, counts = emulate(Path(name), (levels + 128).to(torch.uint8), *variables)
-    words = [int(word, 16) for line in printed.splitlines() for word in line.split()[1:]]
-    scores = torch.from_numpy(np.array(words, dtype=np.uint32).view(np.float32).copy())
+    words = [int(word) for line in printed.splitlines() for word in line.split()[1:]]
+    scores = torch.tensor(words, dtype=torch.float32)
     similarity = float(torch.corrcoef(torch.stack([scores, model(x).detach().flatten()]))[0, 1])
     if not similarity >= 0.97:
         raise ValueError(f"CMSIS-NN: other scores (correlation {similarity}).")
@@ -212,11 +211,11 @@ def main() -> int:
     for name in arguments.networks:
         if name == "VGG8":
             model, shape = vgg8().eval(), (3, 32, 32)
-            integer = ternary_network(model, shape)
+            frozen = ternary_network(model, shape)
         else:
-            model, shape, integer = dscnn(), (1, 49, 10), deployed("speech-dscnn-int4").integer
+            model, shape, frozen = dscnn(), (1, 49, 10), deployed("speech-dscnn-int4").frozen
         with tempfile.TemporaryDirectory() as folder:
-            mine, plan = ours(integer, shape, Path(folder))
+            mine, plan = ours(frozen, shape, Path(folder))
             peers, left_out = others(float_twin(model, shape), shape, Path(folder))
             for _, contestant in product(range(arguments.repeats), (mine | peers).values()):
                 contestant.turn(CALLS[name])
@@ -228,8 +227,8 @@ def main() -> int:
             print(f"{row:32} {value['cpu_ms']:9.3f} {value['clock_ms']:9.3f} {sizes}")
         for runtime, why in left_out.items():
             print(f"{runtime} is left out: {why}")
-        quantised = sum(row.weights for row in plan.rows if row.weights and row.how != "floats")
-        sizes = {"flash": plan.flash, "ram": plan.ram, "bits": 8 * plan.flash / quantised}
+        weights = sum(row.weights for row in plan.rows)
+        sizes = {"flash": plan.flash, "ram": plan.ram, "bits": 8 * plan.flash / weights}
         print(f"C: {plan.flash:,} bytes of constants, {plan.ram:,} of memory\n")
         networks[name] = {"figures": figures, "left_out": left_out, **sizes}
         lines += goals(name, figures)
@@ -238,7 +237,7 @@ def main() -> int:
         cortex = on_cortex(arguments.cmsis_nn, float_twin(dscnn(), (1, 49, 10)))
         for row, value in cortex.items():
             print(f"{row:32} {'  '.join(f'{name}: {number:,}' for name, number in value.items())}")
-        mine, *_, theirs = (value["instructions"] for value in cortex.values())
+        mine, theirs = (value["instructions"] for value in cortex.values())
         what = "DSCNN, Cortex-M4, instructions of"
         lines += [
             (f"{what} CMSIS-NN by ours", 1, theirs / mine),

@@ -187,7 +187,7 @@ def load_openvino(file: Path, x: Array) -> Calls:
 
 
 def load_c(file: Path, x: Array) -> Calls:
-    scores = np.zeros(64, dtype=np.float32)  # the network writes as many as it has classes
+    scores = np.zeros(64, dtype=np.int32)  # the network writes as many as it has classes
     pointers = ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(scores.ctypes.data)
     return partial(ctypes.CDLL(str(file)).network_run, *pointers), lambda: scores
 

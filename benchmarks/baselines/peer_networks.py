@@ -42,9 +42,10 @@ def with_softstair(model: nn.Module, bits: str, batches: Sequence[Tensor]) -> Ca
     def deploy(run: Run) -> tuple[str, int, int]:
         examples, trained = run.test, copy.deepcopy(net).cpu().eval()
         shape, zero = examples.x.shape[1:], int(examples.mean)
-        integer = ss.deploy.integerise(trained, shape, zero, examples.std)
-        comparison = ss.deploy.verify(trained, integer, examples.x.cpu())["integer network"]
-        return "integers", comparison.mismatches, sum(comparison.compared.values())
+        images = examples.x.cpu()
+        frozen = ss.freeze(trained, shape, zero=zero, scale=examples.std, examples=images)
+        layers = frozen.report.layers
+        return "integers", frozen.report.differing, sum(layer.compared for layer in layers)
 
     return Candidate(net, copy.deepcopy(net).eval(), net.eval, deploy)
 

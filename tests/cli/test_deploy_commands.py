@@ -4,8 +4,10 @@ import importlib
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +16,12 @@ import softstair as ss
 from data import speech_tree
 from helpers.commands import Run
 from helpers.narrow import WIDTH
-from softstair import Stair, zoo
-from softstair._quantum import fit_quantum
+from softstair import zoo
+from softstair._frozen import c, comparison
+from softstair._frozen.network import FrozenNetwork
 from softstair.data import load
 from softstair.data.folds import split
-from softstair.deploy import IntegerNetwork, last_layer
 from softstair.train import Recipe, train
-from softstair.train.network import trained_network
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
@@ -52,39 +53,34 @@ def test_exported_network_has_no_mismatch(backend: str, digits: Path, run: Run) 
         pytest.skip("no C compiler is installed.")
     code, out, err = run("verify", digits, "--backends", backend, "--limit", 60)
     assert (code, err) == (0, "")
-    assert "mismatches on 60 examples, fold 3 of digits" in " ".join(out.split())
-    for name in ("integer network", backend):
-        assert f"{name}: 0 mismatches of {60 * (3 * WIDTH + 1):,} numbers" in out
+    assert "differences on 60 examples, fold 3 of digits" in " ".join(out.split())
+    least = 60 * (3 * WIDTH + 10 + 1)  # the stairs, the scores and the class
+    found = re.search(rf"{backend}: 0 mismatches of ([0-9,]+) numbers", out)
+    assert found is not None
+    assert int(found[1].replace(",", "")) >= least
+    assert f"eval(): 0 of {60 * 3 * WIDTH:,} levels differ" in out
 
 
-def test_last_layer_in_int8_is_compared_with_the_network_that_has_it(
-    digits: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-    flags = ["--last-layer", "int8", "--backends"]
-    code, out, err = run("verify", digits, *flags, "onnx", "--limit", 60)
+def test_levels_and_classes_that_differ_from_eval_are_facts(copy: Path, run: Run) -> None:
+    """They are counted, and change no exit code: the frozen network is the definition."""
+    file = copy / "frozen.safetensors"
+    frozen = ss.load_frozen(file)
+    frozen.node(frozen.stairs[0]).tensors["thresholds"].add_(1_000_000)  # all have one level
+    frozen.save(file)
+    code, out, err = run("verify", copy, "--backends", "none")
     assert (code, err) == (0, "")
-    for name in ("integer network", "onnx"):  # the scores of integer weights are compared too
-        assert f"{name}: 0 mismatches of {60 * (3 * WIDTH + 10 + 1):,} numbers" in out
-    assert "the last layer in int8" in out
-    assert "classifier.scores" in out
-    # Classes that a coarse last layer changes are no mismatches.
-    monkeypatch.setattr(last_layer, "INT8", Stair.sign())
-    code, out, _ = run("verify", digits, *flags, "none")
-    assert (code, "integer network: 0 mismatches" in out) == (0, True)
-    # By hand: the signs of the weights, times one number for each class.
-    net, dataset = trained_network(digits, load("digits")).eval(), load("digits").sample(300)
-    x = (dataset.x[split(dataset, 3, 5)[1]].float() - 8) / 8
-    classifier = net.get_submodule("classifier")
-    assert isinstance(classifier, torch.nn.Linear)
+    dataset = load("digits").sample(300)
+    part = split(dataset, 3, 5)[1]
+    x, y = dataset.x[part], dataset.y[part]
     with torch.no_grad():
-        classes = net(x).argmax(1)
-        signs = torch.where(classifier.weight >= 0, 1.0, -1.0)
-        fitted = fit_quantum(classifier.weight, Stair.sign(), per_channel=True)
-        classifier.weight.copy_(signs * torch.tensor(fitted.quantum)[:, None])
-        changed = int((net(x).argmax(1) != classes).sum())
+        trained = zoo.load(copy / "network.safetensors")((x.float() - 8) / 8).argmax(1)
+    actual = ss.load_frozen(file).predict(x)
+    right = [float((classes == y).double().mean()) for classes in (trained, actual)]
+    changed = int((trained != actual).sum())
     assert changed > 0
-    assert f"{changed} of {len(x)} classes differ from the trained network's" in out
+    accuracies = f"{right[0]:.2%} trained, {right[1]:.2%} frozen"
+    assert f"accuracy: {accuracies}; {changed} of 60 classes differ" in out
+    assert "eval(): 0 of" not in out
 
 
 def test_sample_is_compared_before_the_rest(
@@ -93,34 +89,37 @@ def test_sample_is_compared_before_the_rest(
     monkeypatch.setattr("softstair.cli.verify.SAMPLE", 10)
     dataset = load("digits").sample(300)
     x = dataset.x[split(dataset, 3, 5)[1]]
-    features = IntegerNetwork.features
+    stair = ss.load_frozen(digits / "frozen.safetensors").stairs[1]
     seen: list[torch.Tensor] = []
     wrong_at = -1
 
-    def spoiled(self: IntegerNetwork, given: torch.Tensor) -> dict[str, torch.Tensor]:
-        seen.append(given)
-        layers = features(self, given)
-        if wrong_at >= 0:
-            layers[self.stairs[1]][(given == x[wrong_at]).flatten(1).all(1), 40] += 1
-        return layers
+    def runner(frozen: FrozenNetwork, _: Path) -> Callable[[torch.Tensor], Any]:
+        def spoiled(given: torch.Tensor) -> dict[str, torch.Tensor]:
+            seen.append(given)
+            results = comparison.results_of(frozen, given)
+            if wrong_at >= 0:
+                results[stair][(given == x[wrong_at]).flatten(1).all(1), 40] += 1
+            return results
 
-    monkeypatch.setattr(IntegerNetwork, "features", spoiled)
-    code, out, err = run("verify", digits, "--backends", "none")
+        return spoiled
+
+    monkeypatch.setattr(comparison, "runner", runner)
+    code, out, err = run("verify", digits, "--backends", "c")
     sample = "0 mismatches in a sample of 10 examples; comparing the other 50.\n"
     assert (code, err) == (0, f"softstair verify: {sample}")
-    assert f"integer network: 0 mismatches of {60 * (3 * WIDTH + 1):,} numbers" in out
+    assert "c: 0 mismatches of" in out
     assert torch.equal(seen[0], x[::6])
     assert sorted(torch.cat(seen).flatten(1).tolist()) == sorted(x.flatten(1).tolist())
     wrong_at = 54  # in the sample
-    code, out, err = run("verify", digits, "--backends", "none", "--last-layer", "int8")
+    code, out, err = run("verify", digits, "--backends", "c")
     assert (code, err, len(seen)) == (1, "", 3)
-    assert "mismatches on a sample of 10 of 60 examples" in " ".join(out.split())
+    assert "differences on a sample of 10 of 60 examples" in " ".join(out.split())
+    assert "c: 1 mismatches of" in out
     assert "the first in features.6, example 54 at (40,): " in " ".join(out.split())
-    assert " of 10 classes differ" in out
     wrong_at = 55
-    code, out, err = run("verify", digits, "--backends", "none")
+    code, out, err = run("verify", digits, "--backends", "c")
     assert (code, len(seen)) == (1, 5)
-    assert "mismatches on 60 examples" in " ".join(out.split())
+    assert "differences on 60 examples" in " ".join(out.split())
     assert "the first in features.6, example 55 at (40,): " in " ".join(out.split())
 
 
@@ -135,7 +134,39 @@ def test_export_to_onnx(digits: Path, tmp_path: Path, run: Run) -> None:
     session = runtime.InferenceSession("digits.onnx", providers=["CPUExecutionProvider"])
     scores, classes = session.run(["scores", "class"], {"bytes": load("digits").x[:9].numpy()})
     assert scores.shape == (9, 10)
-    assert (scores.argmax(1) == classes).all()
+    frozen = ss.load_frozen(digits / "frozen.safetensors")
+    assert scores.tolist() == frozen(load("digits").x[:9]).tolist()
+    assert classes.tolist() == frozen.predict(load("digits").x[:9]).tolist()
+    assert re.search("compared on 32 random inputs: 0 mismatches of [0-9,]+ numbers", out)
+
+
+def test_export_of_a_frozen_network_and_of_one_that_is_frozen_now(digits: Path, run: Run) -> None:
+    written = {}
+    for name, words in {
+        "run": [digits],
+        "frozen": [digits / "frozen.safetensors"],
+        "now": [digits / "network.safetensors"],
+        "double": [digits, "--rounding", "double"],
+    }.items():
+        code, out, err = run("export", *words, "--to", "qonnx", "--out", f"{name}.onnx")
+        assert (code, err) == (0, "")
+        assert ("nothing was compared" in out) == (name in ("now", "double")), name
+        assert "compared on 32 random inputs: not run" in out
+        written[name] = Path(f"{name}.onnx").read_bytes()
+    assert len(set(written.values())) == 1  # thresholds alone, and an INT8 last layer
+    frozen = digits / "frozen.safetensors"
+    assert "--rounding must be left out" in run.rejected("export", frozen, "--rounding", "once")
+    assert "network.safetensors" in run.rejected("verify", frozen)
+
+
+def test_export_without_a_check_needs_no_compiler(
+    digits: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "no-such-compiler" in run.rejected("export", digits, "--to", "c", "--out", "c")
+    assert not Path("c").exists()
+    code, out, _ = run("export", digits, "--to", "c", "--out", "c", "--no-check")
+    assert (code, "not run" in out, Path("c/network.c").is_file()) == (0, True, True)
 
 
 @pytest.mark.parametrize("cpu", ["x86", "arm"])
@@ -161,7 +192,7 @@ def test_export_to_c_replaces_only_an_export(digits: Path, tmp_path: Path, run: 
     code, out, _ = run(*words, tmp_path / "c")
     assert (code, "in all" in out) == (0, True)
     assert (tmp_path / "c" / "network.c").is_file()
-    code, out, _ = run(*words, tmp_path / "c", "--last-layer", "int8")
+    code, out, _ = run(*words, tmp_path / "c")
     assert code == 0
     assert re.search(r"classifier +480 .* bytes multiplied, 8 bits a weight", out)
     (tmp_path / "mine").mkdir()
@@ -171,10 +202,9 @@ def test_export_to_c_replaces_only_an_export(digits: Path, tmp_path: Path, run: 
 
 
 def test_export_to_c_refuses_what_does_not_fit(copy: Path, run: Run) -> None:
-    flags = ["--to", "c", "--fit-flash", 5_000, "--fit-ram", 50]
-    error = run.rejected("export", copy, *flags)
-    for words in ("--fit-flash allows 5,000", "--last-layer int8", "--fit-ram allows 50 bytes"):
-        assert words in error, words
+    for flag, limit in (("--fit-flash", "2,000"), ("--fit-ram", "50")):
+        error = run.rejected("export", copy, "--to", "c", flag, limit.replace(",", ""))
+        assert f"{flag} allows {limit} bytes" in error
     assert not (copy / "c").exists()
 
 
@@ -194,12 +224,14 @@ def test_speech_network_is_exact_when_exported(tmp_path: Path, run: Run) -> None
     for path, backends in ((file, "none"), ("run", "onnx,c" if HAS_COMPILER else "onnx")):
         code, out, err = run("verify", path, "--backends", backends, *folder)
         assert (code, err) == (0, "")
-        assert out.count(": 0 mismatches of") == 1 + len({*backends.split(",")} - {"none"})
+        assert out.count(": 0 mismatches of") == len({*backends.split(",")} - {"none"})
+        assert "eval(): 0 of " in out
     assert run("export", "run", "--out", "net.onnx")[0] == 0
 
 
 def test_an_unfinished_run_is_refused(copy: Path, run: Run) -> None:
-    (copy / "network.safetensors").unlink()
+    for file in copy.glob("*.safetensors"):
+        file.unlink()
     for verb in ("verify", "export"):
         assert "holds no finished run" in run.rejected(verb, copy)
 
@@ -235,15 +267,17 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_run_with_own_model_and_data_is_exported_by_its_flags(own: str, run: Run) -> None:
     model, data = f"{own}:build", f"{own}:data"
     train(replace(RECIPE, model=model, data=data), "mine", device="cpu")
-    assert f"{model!r}: pass --model" in run.rejected("export", "mine")
+    assert f"{model!r}: pass --model" in run.rejected("export", "mine/network.safetensors")
+    assert run("export", "mine", "--to", "qonnx", "--out", "frozen.onnx")[0] == 0
     assert f"{data!r}: pass --data" in run.rejected("verify", "mine", "--model", model)
     flags = ["--model", model, "--data", data]
     code, out, err = run("verify", "mine", *flags, "--backends", "none")
     assert (code, err) == (0, "")
-    assert f"integer network: 0 mismatches of {60 * 17:,} numbers" in out
-    assert run("export", "mine", "--model", model, "--to", "qonnx")[0] == 0
-    assert Path("mine/network.qonnx").is_file()
-    assert "does not fit" in run.rejected("export", "mine", "--model", "digits")
+    assert f"eval(): 0 of {60 * 16:,} levels differ" in out
+    file = "mine/network.safetensors"
+    assert run("export", file, "--model", model, "--to", "qonnx")[0] == 0
+    assert Path("network-network.qonnx").is_file()
+    assert "does not fit" in run.rejected("export", file, "--model", "digits")
 
 
 def test_a_network_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -> None:
@@ -254,35 +288,31 @@ def test_a_network_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -
     flags = ["net.safetensors", "--model", f"{own}:build"]
     code, out, err = run("verify", *flags, "--backends", "none", "--limit", 20)
     assert (code, err) == (0, "")
-    assert "integer network: 0 mismatches of 340 numbers" in out
+    assert "eval(): 0 of 320 levels differ" in out
     assert "20 examples, all examples of digits" in " ".join(out.split())
     code, out, err = run("export", *flags, "--to", "c", "--out", "c")
     assert (code, err) == (0, "")
-    integer = ss.deploy.integerise(net, (1, 8, 8), 3, 4.0)
-    ss.deploy.c.write(integer, Path("by-hand"))
+    frozen = ss.freeze(net, (1, 8, 8), zero=3, scale=4.0, classes=digits["classes"])
+    c.write(frozen, Path("by-hand"))
     assert Path("c/network_weights.h").read_text() == Path("by-hand/network_weights.h").read_text()
 
 
 def test_errors(run: Run) -> None:
     recipe = Recipe(limit=200, epochs=1, batch=32)
     train(replace(recipe, weights="float", features="float"), "float", device="cpu")
-    not_integer = replace(load("digits"), mean=8.3)
-    train(recipe, "mean", dataset=not_integer, device="cpu")
     Path("empty").mkdir()
     Path("folds").mkdir()
     Path("folds/fold-0").symlink_to(Path("float").absolute())
     Path("junk").write_bytes(b"\0" * 100)
     for words, message in (
-        ("verify mean", "--integer-input"),
-        ("export mean", "--integer-input"),
         ("export float", "float"),
         ("export empty", "holds no finished run"),
         ("verify folds", "such as 'folds/fold-0'"),
         ("export junk", "junk"),
         ("export nowhere", "nowhere"),
         ("verify", "RUN is missing"),
-        ("verify mean --backends java", "--backends"),
-        ("verify mean --limit 0", "--limit"),
-        ("export mean --to java", "--to"),
+        ("verify float --backends java", "--backends"),
+        ("verify float --limit 0", "--limit"),
+        ("export float --to java", "--to"),
     ):
         assert message in run.rejected(*words.split())

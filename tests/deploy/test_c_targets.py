@@ -17,7 +17,6 @@ from softstair import zoo
 from softstair.deploy import IntegerNetwork
 from softstair.deploy.c import LANGUAGE, THREADS
 from softstair.deploy.c.program import sources
-from softstair.train.trained import deployed
 
 pytestmark = pytest.mark.nightly
 STRICT = (*LANGUAGE[1:], "-Werror")
@@ -52,6 +51,11 @@ def int8_resnet8() -> IntegerNetwork:
     return ss.deploy.integerise(net, (3, 32, 32), 121, 64.0)
 
 
+def of_zoo(name: str) -> IntegerNetwork:
+    about = zoo.about(name)
+    return ss.deploy.integerise(zoo.load(name), about.shape, int(about.mean), about.std)
+
+
 def check(
     network: IntegerNetwork,
     folder: Path,
@@ -74,7 +78,7 @@ def test_networks_in_use_have_no_warning_and_equal_nodes_with_every_option(
     name: str, compiler: str, tmp_path: Path
 ) -> None:
     require(compiler)
-    network = int8_resnet8() if name == "resnet8" else deployed(zoo.path_of(name)).integer
+    network = int8_resnet8() if name == "resnet8" else of_zoo(name)
     assert name != "resnet8" or sources(network, "net")[1].flash <= 120_000
     sanitized = (compiler, NATIVE, *SANITIZED, "-O1")
     optimised = ((compiler, NATIVE, *options) for options in OPTIONS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from softstair import _check
@@ -39,8 +40,8 @@ class Comparison:
         """How many numbers differ in all."""
         return sum(self.wrong.values())
 
-    def add(self, name: str, expected: Tensor, actual: Tensor, first: int = 0) -> None:
-        """Compare the results of a node for the examples from number ``first`` on."""
+    def add(self, name: str, expected: Tensor, actual: Tensor, numbers: Tensor) -> None:
+        """Compare the results of a node for the examples of these numbers, (N,)."""
         if expected.shape != actual.shape:
             raise SoftstairError(
                 f"{name} must give shape {tuple(expected.shape)}, but it gave "
@@ -53,7 +54,18 @@ class Comparison:
         if count and self.first is None:
             place = tuple(differ.nonzero()[0].tolist())
             values = (int(expected[place]), int(actual[place]))
-            self.first = (name, first + int(place[0]), place[1:], *values)
+            self.first = (name, int(numbers[place[0]]), place[1:], *values)
+
+    def add_results(
+        self,
+        expected: Mapping[str, Tensor],
+        actual: Mapping[str, Tensor],
+        numbers: Tensor,
+    ) -> None:
+        """Compare the results of all nodes that both have; floats are left out."""
+        for name, values in actual.items():
+            if name in expected and not values.is_floating_point():
+                self.add(name, expected[name].cpu().long(), values.long(), numbers)
 
     def __str__(self) -> str:
         total = sum(self.compared.values())
@@ -118,20 +130,28 @@ def compare(
     if not len(x):
         raise _check.invalid("x", "must hold at least one example, but it is empty")
     found, done = Comparison(), 0
-    device = next(iter(frozen.buffers())).device
     for part in x.split(chunk):
-        expected = frozen.features(part.to(device))
-        expected[SCORES] = expected[frozen.last.name]
-        if frozen.outputs == "classes":
-            expected[CLASS] = frozen.last.classes(expected[SCORES])
-        for name, actual in run(part).items():
-            if name in expected and not actual.is_floating_point():
-                found.add(name, expected[name].cpu().long(), actual.long(), done)
+        numbers = torch.arange(done, done + len(part))
+        found.add_results(results_of(frozen, part), run(part), numbers)
         done += len(part)
         on_progress(done)
+    check_complete(frozen, found)
+    return found
+
+
+def results_of(frozen: FrozenNetwork, x: Tensor) -> dict[str, Tensor]:
+    """Return the results of all nodes, the scores, and the class of a network with classes."""
+    results = frozen.features(x.to(next(iter(frozen.buffers())).device))
+    results[SCORES] = results[frozen.last.name]
+    if frozen.outputs == "classes":
+        results[CLASS] = frozen.last.classes(results[SCORES])
+    return results
+
+
+def check_complete(frozen: FrozenNetwork, found: Comparison) -> None:
+    """Raise SoftstairError unless all stairs of a network and its scores were compared."""
     if missing := {*frozen.stairs, SCORES} - {*found.compared}:
         raise SoftstairError(f"it gave no results of {', '.join(sorted(missing))}.")
-    return found
 
 
 def runner(frozen: FrozenNetwork, path: Path, threads: int = 1) -> Runner:

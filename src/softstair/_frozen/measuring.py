@@ -1,11 +1,11 @@
 """How a frozen network differs from the float one: levels, classes and values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, nn
 
 from softstair._frozen.network import FrozenNetwork
 from softstair._frozen.nodes import Sum
@@ -93,7 +93,7 @@ def in_quanta(activation: StairActivation, y: Tensor) -> Tensor:
     return torch.tensor(stair.integers, dtype=torch.int32)[index]
 
 
-def levels_of(module: fx.GraphModule, names: Iterator[str] | Any, x: Tensor) -> dict[str, Tensor]:
+def levels_of(module: nn.Module, names: Iterable[str], x: Tensor) -> dict[str, Tensor]:
     """Return the levels of stairs, by name, and the output under ""."""
     stairs: dict[str, Any] = {name: module.get_submodule(name) for name in names}
     results: dict[str, Tensor] = {}

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from softstair._frozen.costs import costs
+from softstair._frozen.network import FrozenNetwork
+from softstair._frozen.nodes import Rounding
+from softstair._frozen.onnx_levels import Stair
+from softstair._frozen.qlinear_conv import quantised_convs
+from softstair._frozen.writing import EXAMPLES, Exported, export
 from softstair.cli._args import argument, flag
 from softstair.cli._table import print_line, print_table
-from softstair.deploy import IntegerNetwork, costs
-from softstair.deploy.comparison import write
-from softstair.deploy.nodes import Steps
-from softstair.deploy.qlinear_conv import quantised_convs
-from softstair.deploy.target import Cpu, Runtime, target_of
-from softstair.train.trained import LastLayer, deployed
+from softstair.deploy.target import Cpu, Runtime, Target, target_of
+from softstair.train.trained import frozen_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,9 @@ class NetworkFlags:
     """A trained network, and its model if that is code of the user's own."""
 
     trained: Path = argument(
-        "RUN", "Run directory, network.safetensors, or name of a network (see softstair zoo)."
+        "RUN",
+        "Run directory, network.safetensors, frozen.safetensors, or name of a network (see "
+        "softstair zoo).",
     )
     model: str | None = flag(None, "package.module:function of your own model.")
 
@@ -33,11 +37,13 @@ class Command(NetworkFlags):
     c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
            its input
 
-    The features of every layer and the class are those of the trained network, or of the trained
-    network with its last layer in INT8. `softstair verify` compares them. An own loop writes a
-    network that can be exported with `softstair.zoo.save`.
+    The frozen network of the run is written, or the trained network is frozen now, without
+    examples to compare on. What was written is run on 32 random inputs, and every number is
+    compared with the frozen network's; `softstair verify` does so on the test set. An own loop
+    writes a network that can be exported with `frozen.save` or `softstair.zoo.save`.
 
-    A network whose model is your own code needs --model, since a file may come from anybody.
+    A network that is frozen now and whose model is your own code needs --model, since a file may
+    come from anybody.
 
     Exit code 0: written; 2: an error.
     """
@@ -48,8 +54,10 @@ class Command(NetworkFlags):
         "File, or folder for c, to write (default: network.onnx, network.qonnx or c/ in the run "
         "directory).",
     )
-    last_layer: LastLayer = flag(
-        "float", "Export a last layer that was trained in float as it is, or with INT8 weights."
+    rounding: Rounding | None = flag(
+        None,
+        "Freeze the trained network again; its multiplications round once, or doubly as in "
+        "TensorFlow Lite Micro and CMSIS-NN.",
     )
     scratch: int | None = flag(
         None,
@@ -69,41 +77,51 @@ class Command(NetworkFlags):
         None, "Processor on which C or ONNX is to be fast (default: this machine's)."
     )
     runtime: Runtime = flag("onnxruntime", "What runs ONNX; OpenVINO needs a file of its own.")
+    check: bool = flag(True, "Run what was written; this needs a C compiler or ONNX Runtime.")
 
     def run(self) -> int:
         target = target_of(self.to, self.cpu, self.runtime)
-        source, run = deployed(self.trained, self.last_layer, self.model), self.trained
+        frozen, run = frozen_network(self.trained, self.model, self.rounding), self.trained
         name = "c" if self.to == "c" else f"network.{self.to}"
         out = self.out or (run / name if run.is_dir() else Path(f"{run.stem}-{name}"))
-        limits = (self.scratch, self.fit_flash, self.fit_ram, self.threads, target)
-        plan = write(source.integer, out, self.to, source.about.classes, *limits)
-        _show_costs(source.integer)
-        entry = source.integer.input
-        print_line(f"input: (x - {entry.zero}) / {entry.scale:g}, x of {entry.type_name}")
-        if plan is not None:
-            print_line(f"{plan}\nfor cpu={target.cpu}")
-        elif self.to == "onnx":
-            print_line(f"for cpu={target.cpu}, runtime={target.runtime}")
-            steps = [node.name for node in source.integer.nodes if isinstance(node, Steps)]
-            convs = quantised_convs(source.integer, target)
-            if others := [name for name in steps if name not in convs]:
-                print_line(f"steps without a QLinearConv: {', '.join(others)}")
-        print_line(f"written: {out}")
+        options = ("scratch", "fit_flash", "fit_ram", "threads", "cpu", "runtime", "check")
+        exported = export(frozen, out, self.to, **{key: getattr(self, key) for key in options})
+        _show_costs(frozen)
+        _show_input(frozen)
+        if frozen.report is not None:
+            print_line(f"frozen now: {frozen.report}")
+        _show_written(exported, frozen, self.to, target)
         return 0
 
 
-def _show_costs(network: IntegerNetwork) -> None:
+def _show_written(exported: Exported, frozen: FrozenNetwork, to: str, target: Target) -> None:
+    """Print the plan of C or what is slow in ONNX, the comparison, and the path."""
+    if exported.plan is not None:
+        print_line(f"{exported.plan}\nfor cpu={target.cpu}")
+    elif to == "onnx":
+        print_line(f"for cpu={target.cpu}, runtime={target.runtime}")
+        stairs = [node.name for node in frozen.nodes if isinstance(node, Stair)]
+        convs = quantised_convs(frozen, target)
+        if others := [name for name in stairs if name not in convs]:
+            print_line(f"stairs without a QLinearConv: {', '.join(others)}")
+    print_line(f"compared on {EXAMPLES} random inputs: {exported.comparison or 'not run'}")
+    print_line(f"written: {exported.path}")
+
+
+def _show_input(frozen: FrozenNetwork) -> None:
+    """Print what the first layer sees of the input x."""
+    entry = frozen.input
+    seen = f"(x - {entry.zero}) * {entry.unit:g}" if entry.table is None else "a table of x"
+    print_line(f"input: {seen}, x of {entry.dtype}")
+
+
+def _show_costs(frozen: FrozenNetwork) -> None:
     """Print weights, products and the range of the sums of every layer."""
-    layers, rows = costs(network), []
+    layers, rows = costs(frozen), []
     for layer in layers:
-        counts = (
-            f"{layer.weights:,}",
-            layer.weight_bits,
-            f"{layer.bytes:,}",
-            f"{layer.products:,}",
-        )
-        sums = (f"{layer.low:,}", f"{layer.high:,}", layer.sum_bits)
-        rows.append((layer.name, *counts, *(sums if layer.sum_bits else ("float", "", ""))))
+        counts = (layer.weights, layer.weight_bits, layer.bytes, layer.products)
+        sums = (layer.low, layer.high, layer.sum_bits)
+        rows.append((layer.name, *(f"{number:,}" for number in (*counts, *sums))))
     sum_of = lambda name: f"{sum(getattr(layer, name) for layer in layers):,}"
     total = ("all", sum_of("weights"), "", sum_of("bytes"), sum_of("products"), "", "", "")
     names = ("weights", "bits", "bytes", "products", "least", "greatest", "bits")

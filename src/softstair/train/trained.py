@@ -1,57 +1,91 @@
 """A trained network, of a run, a file or the zoo, and its integers."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from softstair import zoo
-from softstair._errors import SoftstairError, first_line
-from softstair._frozen import nodes
+from softstair import _check, zoo
+from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._frozen.freezing import freeze
-from softstair._frozen.network import FrozenNetwork
-from softstair._frozen.nodes import Rounding
+from softstair._frozen.network import FrozenNetwork, load_frozen
+from softstair._frozen.nodes import ExportError, Rounding
 from softstair.data import load
 from softstair.data.folds import held_out
-from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer
 from softstair.nn import StairModule
-from softstair.train.records import NETWORK, RunError
+from softstair.train.records import FROZEN, NETWORK, RunError
 
-LastLayer = Literal["float", "int8"]
 EXAMPLES = 300
 """Validation examples that freezing compares at the end of a training."""
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """A trained network and its integer network.
+    """A frozen network, and the trained one that it was made of."""
 
-    ``integer`` equals ``network``: ``trained``, or a copy with its last layer in INT8.
-    """
-
-    about: zoo.About
+    frozen: FrozenNetwork
     trained: nn.Module
-    network: nn.Module
-    integer: IntegerNetwork
+    about: zoo.About
 
-    def examples(
-        self, data_dir: Path | str = "data", limit: int | None = None, data: str | None = None
-    ) -> tuple[str, Tensor]:
-        """Return the test set, or the validation fold if there is none, and its name.
+    def to_float(self, x: Tensor) -> Tensor:
+        """Return what the trained network takes for integers ``x``."""
+        return (x.float() - self.about.mean) / self.about.std
 
-        ``data`` is the data set, which must be named if it is code: a file may come from anybody.
-        """
-        name = data or self.about.data
-        if data is None and (":" in name or not name):
-            problem = f"is of data of its maker, {name!r}" if name else "names no data"
-            raise SoftstairError(f"the network {problem}: pass `data`.", field="data")
-        known, dataset = self.about, load(name, data_dir)
-        if known.fold == "all" and dataset.test_x is None:
-            return f"all examples of {dataset.name}", dataset.x[:limit]
-        name, x, _ = held_out(dataset, known.fold, known.folds, known.limit)
-        return name, x[:limit]
+
+def deployed(run: Path | str, model: str | None = None) -> Deployed:
+    """Load a trained network, and its frozen form: that of the run, or made now.
+
+    Args:
+        run: A finished run, a file of :func:`softstair.zoo.save`, or the name of a network of the
+            zoo.
+        model: ``package.module:function`` that returns the float network, if it is code of your
+            own. What a file names is not called: it may come from anybody.
+
+    Raises:
+        SoftstairError: If there is no such network, or if it does not fit the model.
+        ExportError: If the network cannot be frozen.
+    """
+    if is_frozen(run):
+        allowed = "a run, network.safetensors or a name of the zoo, since eval() is compared"
+        raise _check.invalid("trained", f"must be {allowed}, but {str(run)!r} was given")
+    file = file_of(run)
+    trained, about = zoo.load(file, model), zoo.about(file)
+    saved = Path(run) / FROZEN
+    frozen = load_frozen(saved) if saved.is_file() else frozen_of(trained, about)
+    return Deployed(frozen, trained, about)
+
+
+def frozen_network(
+    run: Path | str, model: str | None = None, rounding: Rounding | None = None
+) -> FrozenNetwork:
+    """Load a frozen network: its file, that of a run, or made now of a trained network.
+
+    Args:
+        run: As for :func:`deployed`, or a file of :meth:`FrozenNetwork.save`.
+        model: As for :func:`deployed`; a file of a frozen network needs none.
+        rounding: Freeze the trained network of a run again with this rounding.
+    """
+    file = Path(run) / FROZEN if Path(run).is_dir() else Path(run)
+    if is_frozen(file) and (rounding is None or file == Path(run)):
+        if rounding is not None:
+            problem = f"must be left out: {str(run)!r} is frozen already"
+            raise _check.invalid("rounding", problem)
+        return load_frozen(file)
+    network = file_of(run)
+    return frozen_of(zoo.load(network, model), zoo.about(network), rounding=rounding or "once")
+
+
+def is_frozen(file: Path | str) -> bool:
+    """Whether a file is that of a frozen network."""
+    safetensors = import_extra("safetensors")
+    try:
+        with safetensors.safe_open(file, "numpy") as opened:
+            return "frozen" in json.loads((opened.metadata() or {}).get("softstair", "{}"))
+    except (OSError, ValueError, safetensors.SafetensorError):
+        return False
 
 
 def file_of(run: Path | str) -> Path:
@@ -68,34 +102,25 @@ def file_of(run: Path | str) -> Path:
     raise RunError(f"{str(run)!r} holds no finished run: it has no {NETWORK}{advice}.")
 
 
-def deployed(
-    run: Path | str, last_layer: LastLayer = "float", model: str | None = None
-) -> Deployed:
-    """Load a trained network and convert it to integers.
+def examples_of(
+    about: zoo.About,
+    data_dir: Path | str = "data",
+    limit: int | None = None,
+    data: str | None = None,
+) -> tuple[str, Tensor, Tensor]:
+    """Return the test set, or the validation fold if there is none: name, examples, labels.
 
-    Args:
-        run: A finished run, a file of :func:`softstair.zoo.save`, or the name of a network of the
-            zoo.
-        last_layer: Whether a last layer that was trained in float stays so, or becomes INT8.
-        model: ``package.module:function`` that returns the float network, if it is code of your
-            own. What a file names is not called: it may come from anybody.
-
-    Raises:
-        SoftstairError: If there is no such network, or if it does not fit the model.
-        ExportError: If the network is not exact in integers.
+    ``data`` is the data set, which must be named if it is code: a file may come from anybody.
     """
-    file = file_of(run)
-    trained, about = zoo.load(file, model), zoo.about(file)
-    if not any(isinstance(module, StairModule) for module in trained.modules()):
-        raise ExportError(f"the network of {str(run)!r} is float: nothing in it is quantised.")
-    if not about.mean.is_integer():
-        raise ExportError(
-            f"the zero of the input of {str(run)!r} is at {about.mean:g}, not at an integer, so "
-            "neither its padding nor its first layer is exact: train it with `integer_input`."
-        )
-    given = (about.shape, int(about.mean), about.std)
-    network = trained if last_layer == "float" else quantise_last_layer(trained, *given)
-    return Deployed(about, trained, network, integerise(network, *given))
+    name = data or about.data
+    if data is None and (":" in name or not name):
+        problem = f"is of data of its maker, {name!r}" if name else "names no data"
+        raise SoftstairError(f"the network {problem}: pass `data`.", field="data")
+    dataset = load(name, data_dir)
+    if about.fold == "all" and dataset.test_x is None:
+        return f"all examples of {dataset.name}", dataset.x[:limit], dataset.y[:limit]
+    name, x, y = held_out(dataset, about.fold, about.folds, about.limit)
+    return name, x[:limit], y[:limit]
 
 
 def frozen_of(
@@ -110,7 +135,7 @@ def frozen_of(
         ExportError: If the network is float, or if it has no integer form.
     """
     if not any(isinstance(module, StairModule) for module in net.modules()):
-        raise nodes.ExportError("the network is float: nothing in it is quantised.")
+        raise ExportError("the network is float: nothing in it is quantised.")
     known: dict[str, Any] = {"classes": about.classes, "rounding": rounding}
     return freeze(net, about.shape, examples=examples, **_input(about), **known)
 

@@ -1,5 +1,6 @@
 """Frozen networks as C99: write a folder that needs no library, compile it and run it."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -143,10 +144,12 @@ def runner(
     headers = [*Path(folder).glob("*_weights.h")]
     if len(headers) != 1:
         raise SoftstairError(f"{str(folder)!r} holds no network that was written as C.")
-    work = tempfile.TemporaryDirectory()
-    copy = shutil.copytree(folder, Path(work.name) / "c")
-    options = (headers[0].name.removesuffix("_weights.h"), (*flags, *THREADS[threads]))
-    program, traced = (build(copy, options[0], trace, options[1]) for trace in (False, True))
+    name, options = headers[0].name.removesuffix("_weights.h"), (*flags, *THREADS[threads])
+    with contextlib.ExitStack() as work:
+        place = Path(work.enter_context(tempfile.TemporaryDirectory()))
+        copy = shutil.copytree(folder, place / "c")
+        program, traced = (build(copy, name, trace, options) for trace in (False, True))
+        kept = work.pop_all()
     shape = network.sizes[network.last.name]
 
     def run(x: Tensor) -> dict[str, Tensor]:
@@ -158,7 +161,7 @@ def runner(
         results["scores"] = torch.from_numpy(rows.astype(np.int32)).reshape(len(x), *shape)
         return results
 
-    weakref.finalize(run, work.cleanup)
+    weakref.finalize(run, kept.close)
     return run
 
 
