@@ -42,7 +42,6 @@ __all__ = [
     "build",
     "check_fit",
     "check_options",
-    "features",
     "from_trace",
     "memory_plan",
     "runner",
@@ -115,7 +114,7 @@ def build(
 ) -> Path:
     """Compile a written network with the compiler of the variable CC, or cc.
 
-    With ``trace`` the program writes the result of every node, for :func:`features`.
+    With ``trace`` the program writes the result of every node, for :func:`runner`.
     """
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
@@ -153,7 +152,8 @@ def runner(
     shape = network.sizes[network.last.name]
 
     def run(x: Tensor) -> dict[str, Tensor]:
-        results = features(traced, network, x)
+        words = np.frombuffer(_run(traced, x), dtype=np.int32)
+        results = from_trace(words.reshape(len(x), -1), network)
         rows = np.array([line.split() for line in _run(program, x, "--bits").splitlines()], int)
         if network.outputs == "classes":
             results["class"] = torch.from_numpy(rows[:, 0].astype(np.int64))
@@ -163,12 +163,6 @@ def runner(
 
     weakref.finalize(run, kept.close)
     return run
-
-
-def features(program: Path, network: FrozenNetwork, x: Tensor) -> dict[str, Tensor]:
-    """Run a traced program; return what :meth:`FrozenNetwork.features` returns."""
-    words = np.frombuffer(_run(program, x), dtype=np.int32)
-    return from_trace(words.reshape(len(x), -1), network)
 
 
 def from_trace(words: npt.NDArray[np.int32], network: FrozenNetwork) -> dict[str, Tensor]:

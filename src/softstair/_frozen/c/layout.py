@@ -191,7 +191,6 @@ class Operation:
     structures: tuple[str, ...] = ()  # definitions of the structures that the calls take
     scratch: int = 0  # bytes of memory that it needs while it runs
     weights: int = 0  # number of weights
-    in_tiles: bool = False  # by Winograd's algorithm
 
     def part(self, name: str) -> int:
         """Return the bytes of one kind of constants."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import softstair
@@ -29,7 +29,11 @@ class PlanRow:
     flash: tuple[int, int]  # bytes of weights, bytes of other constants
     memory: tuple[int, int]  # offset of its result, bytes of it
     scratch: int  # bytes that it needs while it runs
-    in_tiles: bool = False  # by Winograd's algorithm
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether it is computed by Winograd's algorithm."""
+        return self.how.startswith("tiles")
 
 
 @dataclass(frozen=True)
@@ -139,23 +143,15 @@ def check_fit(
     """Raise SoftstairError if constants or memory take more bytes than allowed."""
     if fit_flash is None and fit_ram is None:
         return
-    plan, advice = memory_plan(network, scratch, threads), "fewer channels or fewer bits"
+    plan = memory_plan(network, scratch, threads)
     if fit_flash is not None and plan.flash > fit_flash:
-        most = _largest(plan, lambda row: sum(row.flash))
-        problem = f"allows {fit_flash:,} bytes, but the constants take {plan.flash:,}, most of them"
-        raise _check.invalid("fit_flash", f"{problem} in {most}; code adds {CODE}. Use {advice}")
+        problem = f"allows {fit_flash:,} bytes, but the constants take {plan.flash:,}"
+        raise _check.invalid("fit_flash", f"{problem}; code adds {CODE}. Use fewer bits")
     if fit_ram is not None and plan.ram > fit_ram:
         least = memory_plan(network, 0).ram
         smaller = f"`scratch=0` and `threads=1` take {least:,}. " if least < plan.ram else ""
-        most = _largest(plan, lambda row: row.memory[1] + row.scratch)
-        problem = f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}, most of it"
-        raise _check.invalid("fit_ram", f"{problem} in {most}. {smaller}Use {advice}")
-
-
-def _largest(plan: MemoryPlan, size: Callable[[PlanRow], int]) -> str:
-    """Return the names and sizes of the three largest operations."""
-    rows = sorted(plan.rows, key=size, reverse=True)[:3]
-    return ", ".join(f"{row.names[-1]!r} ({size(row):,})" for row in rows if size(row))
+        problem = f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}"
+        raise _check.invalid("fit_ram", f"{problem}. {smaller}Use fewer channels or fewer bits")
 
 
 class _Program:
@@ -197,8 +193,7 @@ class _Program:
             size = 0 if offset is None else self._features_of(operation.number).size
             flash = (operation.part("weights"), operation.part("thresholds"))
             how = (operation.how, operation.weights, flash)
-            end = (operation.scratch, operation.in_tiles)
-            rows.append(PlanRow(names, *how, (offset or 0, size), *end))
+            rows.append(PlanRow(names, *how, (offset or 0, size), operation.scratch))
         ram = self.size
         if self.threads > 1:
             scratch, sizes = self._thread_words() * 4, (0, (0, 0), (0, STACK))
@@ -313,15 +308,9 @@ extern "C" {{
 
     def _features(self, number: int, data: str | None = None) -> str:
         features = self._features_of(number)
-        return structure(
-            "ss_features",
-            f"layer_{number}",
-            kind=features.kind,
-            channels=features.channels,
-            places=features.positions,
-            bias=features.bias or None,
-            data=data or f"LAYER_{number}",
-        )
+        fields = {"kind": features.kind, "channels": features.channels}
+        fields |= {"places": features.positions, "bias": features.bias or None}
+        return structure("ss_features", f"layer_{number}", **fields, data=data or f"LAYER_{number}")
 
     def _traced_sums(self) -> str:
         """Return the memory of sums that only a traced build stores."""

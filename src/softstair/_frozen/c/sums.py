@@ -102,7 +102,6 @@ def weighted_sum(
         (text,),
         kernel.scratch,
         node.weight.numel(),
-        in_tiles=kernel.function == "winograd",
     )
 
 

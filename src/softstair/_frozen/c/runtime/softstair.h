@@ -14,9 +14,7 @@
 #include "softstair_dot.h"
 #include "softstair_planes.h"
 #include "softstair_pool.h"
-#include "softstair_scores.h"
 #include "softstair_steps.h"
-#include "softstair_wide.h"
 #include "softstair_winograd.h"
 
 #ifdef SOFTSTAIR_THREADS

@@ -143,9 +143,15 @@ static inline void ss_trace(int32_t node, const ss_features *features) {
         }
     }
 }
+
+static inline void ss_trace_scores(int32_t node, int32_t *scores, int32_t count) {
+    const ss_features traced = {SS_WORDS, count, 1, 0, (uint32_t *)scores};
+    ss_trace(node, &traced);
+}
 #else
 #define SS_TRACED(features) 0
 #define ss_trace(node, features) ((void)0)
+#define ss_trace_scores(node, scores, count) ((void)0)
 #endif
 
 #endif

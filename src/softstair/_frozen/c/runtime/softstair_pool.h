@@ -1,4 +1,4 @@
-/* Poolings, padding, additions, concatenation, expansion, flattening, and the input. */
+/* The input, poolings, padding, additions, concatenation, expansion, flattening, and the scores. */
 #ifndef SOFTSTAIR_POOL_H
 #define SOFTSTAIR_POOL_H
 
@@ -129,6 +129,25 @@ static inline void ss_flatten(const ss_features *in, const ss_features *out) {
             ss_put(out, 0, channel * in->places + place, ss_at(in, place, channel));
         }
     }
+}
+
+/* Sums times 2^shift plus a bias; unsigned numbers wrap. */
+static inline void ss_scores(const ss_features *in, int32_t shift, const int32_t *bias,
+                             int32_t *scores) {
+    for (int32_t i = 0; i < in->channels; i++) {
+        const uint32_t sum = (uint32_t)ss_at(in, 0, i);
+        scores[i] = (int32_t)((sum << shift) + (uint32_t)bias[i]);
+    }
+}
+
+/* Returns the first class with the greatest score; `order` are the units of the scores. */
+static inline int32_t ss_class(const int32_t *scores, const int32_t *order, int32_t classes) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < classes; i++) {
+        const int64_t score = (int64_t)scores[i] * order[i];
+        best = score > (int64_t)scores[best] * order[best] ? i : best;
+    }
+    return best;
 }
 
 #endif
