@@ -15,10 +15,16 @@ from softstair._frozen.nodes import INT32_LIMIT, Requantise, Rounding, doubly_ro
 
 FINE = 2.0**-16
 """Levels, at most, that one unit of a bias stands for."""
-FLOAT32_BITS, TOTAL_BITS, MAX_SHIFT = 24, 51, 50
+COARSE = 2.0**-3
+"""The same where float32 cannot hold the sums in a finer unit."""
+FLOAT32_BITS, VALUE_BITS, TOTAL_BITS, MAX_SHIFT = 24, 30, 51, 50
 BESIDE_BITS = 30
 """Of a second multiplier: such products are no float32 ones."""
 TRIES = 256
+MOST_LEVELS = 2**10
+"""Of a node whose multipliers are moved; no float32 runtime has more than 8 bits."""
+CONSTANT_BITS = 8
+"""Of the multiplier of a constant that is added to a second input."""
 MOVE = 2.0**-9
 DOUBLE_BITS = 31
 
@@ -71,10 +77,11 @@ def requantise(
     if not bool(line.slope.isfinite().all() and line.offset.isfinite().all()):
         raise ArithmeticError("its scale or bias is not finite")
     largest = torch.maximum(least.abs(), greatest.abs()).double()
-    factor, bias, ratio = _sums(line, largest, node.rounding)
+    rounding: Rounding = node.rounding if beside is None else "once"
+    factor, bias, ratio = _sums(line, largest, rounding)
     constant = factor == 0
     magnitude = torch.where(constant, bias.abs(), largest * factor + bias.abs())
-    if node.rounding == "double" and beside is None:
+    if rounding == "double":
         multiplier, shift = _normalised(ratio)
     else:
         multiplier, shift = _scaled(ratio, magnitude, beside, reach)
@@ -85,11 +92,13 @@ def requantise(
         multiplier=multiplier.int(),
         shift=shift.int(),
         beside=None,
-        rounding=node.rounding if beside is None else "once",
+        rounding=rounding,
     )
     if beside is not None:
+        found = _with_offset(found, line.offset, largest)
         return replace(found, beside=(beside * 2.0**shift).round().int())
-    return found if node.rounding == "double" else _moved(found, least, greatest)
+    is_moved = rounding == "once" and node.high - node.low < MOST_LEVELS
+    return _moved(found, least, greatest) if is_moved else found
 
 
 def _sums(line: Line, largest: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,11 +107,13 @@ def _sums(line: Line, largest: Tensor, rounding: Rounding) -> tuple[Tensor, Tens
     ratio = torch.where(slope > 0, line.offset / line.slope, torch.inf)
     is_constant = ratio.abs() >= 2.0**30
     ratio = torch.where(is_constant, 0.0, ratio)
-    wanted = (slope / FINE).clamp(min=1).log2().ceil()
-    if rounding == "double":  # whose multipliers are below 1
-        wanted = torch.maximum(wanted, slope.clamp(min=2.0**-60).log2().floor() + 1)
-    room = (2.0**FLOAT32_BITS / (largest + ratio.abs()).clamp(min=1)).clamp(min=1).log2().floor()
-    factor = 2.0 ** torch.minimum(wanted, room)
+    parts = lambda unit: (slope / unit).clamp(min=1).log2().ceil()
+    room = lambda bits: (2.0**bits / (largest + ratio.abs()).clamp(min=1)).clamp(min=1)
+    fine = torch.minimum(parts(FINE), room(FLOAT32_BITS).log2().floor())
+    coarse = torch.minimum(parts(COARSE), room(VALUE_BITS).log2().floor())
+    factor = 2.0 ** torch.maximum(fine, coarse)
+    if rounding == "double" and bool((slope >= factor).any()):
+        raise ArithmeticError("a unit of its sums is more than a level, and the sums are too large")
     limit = INT32_LIMIT - 1 - largest * factor
     bias = (ratio * factor).round().clamp(-limit, limit)
     # A channel that hardly depends on its sum is its offset, in halves.
@@ -111,6 +122,20 @@ def _sums(line: Line, largest: Tensor, rounding: Rounding) -> tuple[Tensor, Tens
     bias = torch.where(is_constant, 2 * level, bias)
     unit = torch.where(is_constant, 0.5, line.slope / factor.clamp(min=1))
     return factor, bias, unit
+
+
+def _with_offset(node: Requantise, offset: Tensor, largest: Tensor) -> Requantise:
+    """Return the node with the biases that its rounded multipliers need for an offset.
+
+    A channel whose multiplier is as good as 0 is constant.
+    """
+    is_constant = (node.multiplier < 2) | (node.factor == 0)
+    whole = 2.0 ** node.shift.clamp(max=CONSTANT_BITS).double()
+    factor = torch.where(is_constant, 0, node.factor)
+    multiplier = torch.where(is_constant, whole, node.multiplier.double())
+    limit = INT32_LIMIT - 1 - largest * factor
+    bias = (offset * 2.0**node.shift / multiplier).round().clamp(-limit, limit)
+    return replace(node, factor=factor.int(), bias=bias.int(), multiplier=multiplier.int())
 
 
 def _scaled(
