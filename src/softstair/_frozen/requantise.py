@@ -7,6 +7,7 @@ at most 2⁻⁹ of itself until a float32 product rounded to even gives the same
 
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +130,7 @@ def _with_offset(node: Requantise, offset: Tensor, largest: Tensor) -> Requantis
 
     A channel whose multiplier is as good as 0 is constant.
     """
-    is_constant = (node.multiplier < 2) | (node.factor == 0)
+    is_constant = (node.multiplier.abs() < 2) | (node.factor == 0)
     whole = 2.0 ** node.shift.clamp(max=CONSTANT_BITS).double()
     factor = torch.where(is_constant, 0, node.factor)
     multiplier = torch.where(is_constant, whole, node.multiplier.double())
@@ -169,16 +170,19 @@ def _bits(values: Tensor) -> Tensor:
 
 def _moved(node: Requantise, least: Tensor, greatest: Tensor) -> Requantise:
     """Return the node with multipliers moved until float32 gives the same levels."""
-    first, best = node.multiplier.long(), node
-    wrong = ~_agreeing(node, least, greatest)
+    best = node.multiplier.clone()
+    wrong = (~_agreeing(node, least, greatest)).nonzero().flatten()
     for move in chain.from_iterable((step, -step) for step in count(1)):
-        if not bool(wrong.any()) or abs(move) > TRIES // 2:
-            return best
-        tried = replace(best, multiplier=torch.where(wrong, first + move, best.multiplier).int())
-        allowed = (abs(move) <= first.abs() * MOVE) & ((first + move).abs() < 2**FLOAT32_BITS)
-        found = wrong & allowed & _agreeing(tried, least, greatest)
-        best = replace(best, multiplier=torch.where(found, tried.multiplier, best.multiplier))
-        wrong = wrong & ~found
+        if not len(wrong) or abs(move) > TRIES // 2:
+            return replace(node, multiplier=best)
+        rows: Any = {name: tensor[wrong] for name, tensor in node.tensors.items()}
+        part = replace(node, **rows)
+        moved = part.multiplier + move
+        allowed = (abs(move) <= part.multiplier.abs() * MOVE) & (moved.abs() < 2**FLOAT32_BITS)
+        part = replace(part, multiplier=moved)
+        found = allowed & _agreeing(part, least[wrong], greatest[wrong])
+        best[wrong[found]] = moved[found]
+        wrong = wrong[~found]
     raise AssertionError("the moves have no end")
 
 
