@@ -144,7 +144,7 @@ class Generated:
         self, net: nn.Module, stair: str, layer: str, axis: int, x: Tensor, rng: random.Random
     ) -> None:
         """Change a bias so that in each channel one input is a threshold, or an ulp beside it."""
-        module, bias = net.get_submodule(stair), net.get_parameter(f"{layer}.bias")
+        module, bias = dict(net.named_modules()).get(stair), net.get_parameter(f"{layer}.bias")
         if not isinstance(module, StairActivation):  # a gate that stays in float
             return
         seen: list[Tensor] = []

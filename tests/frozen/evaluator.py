@@ -128,7 +128,7 @@ def _assert_below(values: Array, limit: int) -> None:
 def gemmlowp(v: Array, multiplier: Array, exponent: Array) -> Array:
     """SaturatingRoundingDoublingHighMul, then RoundingDivideByPOT, written as in gemmlowp."""
     assert (exponent >= 0).all()
-    assert ((multiplier >= 2**30) | (multiplier == 0)).all()
+    assert (np.abs(multiplier) >= 2**30).all()
     product = v * multiplier
     total = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
     # In C, a division drops the fraction.

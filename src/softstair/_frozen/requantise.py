@@ -16,6 +16,8 @@ from softstair._frozen.nodes import INT32_LIMIT, Requantise, Rounding, doubly_ro
 
 FINE = 2.0**-16
 """Levels, at most, that one unit of a bias stands for."""
+FINE_BESIDE = 2.0**-10
+"""The same where a second input leaves fewer bits for the multiplier."""
 COARSE = 2.0**-3
 """The same where float32 cannot hold the sums in a finer unit."""
 FLOAT32_BITS, VALUE_BITS, TOTAL_BITS, MAX_SHIFT = 24, 30, 51, 50
@@ -25,7 +27,7 @@ TRIES = 256
 MOST_LEVELS = 2**10
 """Of a node whose multipliers are moved; no float32 runtime has more than 8 bits."""
 CONSTANT_BITS = 8
-"""Of the multiplier of a constant that is added to a second input."""
+"""Of the multiplier of a constant that is added to a second input, at least."""
 MOVE = 2.0**-9
 DOUBLE_BITS = 31
 
@@ -79,7 +81,8 @@ def requantise(
         raise ArithmeticError("its scale or bias is not finite")
     largest = torch.maximum(least.abs(), greatest.abs()).double()
     rounding: Rounding = node.rounding if beside is None else "once"
-    factor, bias, ratio = _sums(line, largest, rounding)
+    fine = FINE if beside is None else FINE_BESIDE
+    factor, bias, ratio = _sums(line, largest, rounding, fine)
     constant = factor == 0
     magnitude = torch.where(constant, bias.abs(), largest * factor + bias.abs())
     if rounding == "double":
@@ -102,15 +105,17 @@ def requantise(
     return _moved(found, least, greatest) if is_moved else found
 
 
-def _sums(line: Line, largest: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor, Tensor]:
+def _sums(
+    line: Line, largest: Tensor, rounding: Rounding, unit: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return factor, bias and the levels that one unit of v stands for."""
     slope = line.slope.abs()
     ratio = torch.where(slope > 0, line.offset / line.slope, torch.inf)
     is_constant = ratio.abs() >= 2.0**30
     ratio = torch.where(is_constant, 0.0, ratio)
-    parts = lambda unit: (slope / unit).clamp(min=1).log2().ceil()
+    parts = lambda size: (slope / size).clamp(min=1).log2().ceil()
     room = lambda bits: (2.0**bits / (largest + ratio.abs()).clamp(min=1)).clamp(min=1)
-    fine = torch.minimum(parts(FINE), room(FLOAT32_BITS).log2().floor())
+    fine = torch.minimum(parts(unit), room(FLOAT32_BITS).log2().floor())
     coarse = torch.minimum(parts(COARSE), room(VALUE_BITS).log2().floor())
     factor = 2.0 ** torch.maximum(fine, coarse)
     if rounding == "double" and bool((slope >= factor).any()):
@@ -121,8 +126,8 @@ def _sums(line: Line, largest: Tensor, rounding: Rounding) -> tuple[Tensor, Tens
     level = (line.offset + 0.5).floor().clamp(-(2.0**20), 2.0**20)
     factor = torch.where(is_constant, 0.0, factor)
     bias = torch.where(is_constant, 2 * level, bias)
-    unit = torch.where(is_constant, 0.5, line.slope / factor.clamp(min=1))
-    return factor, bias, unit
+    levels = torch.where(is_constant, 0.5, line.slope / factor.clamp(min=1))
+    return factor, bias, levels
 
 
 def _with_offset(node: Requantise, offset: Tensor, largest: Tensor) -> Requantise:
@@ -131,7 +136,8 @@ def _with_offset(node: Requantise, offset: Tensor, largest: Tensor) -> Requantis
     A channel whose multiplier is as good as 0 is constant.
     """
     is_constant = (node.multiplier.abs() < 2) | (node.factor == 0)
-    whole = 2.0 ** node.shift.clamp(max=CONSTANT_BITS).double()
+    least = (node.shift + _bits(offset) - VALUE_BITS).clamp(min=CONSTANT_BITS)
+    whole = 2.0 ** torch.minimum(least, node.shift.double())
     factor = torch.where(is_constant, 0, node.factor)
     multiplier = torch.where(is_constant, whole, node.multiplier.double())
     limit = INT32_LIMIT - 1 - largest * factor
