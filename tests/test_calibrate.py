@@ -101,8 +101,8 @@ def test_modes_and_frozen_statistics_stay_and_residual_networks_are_exact(traini
     assert len({quanta[name] for name in activations}) > 3
     net.eval()
     if training:
-        integer = ss.deploy.integerise(net, (3, 16, 16), 128, 64.0)
-        assert ss.deploy.verify(net, integer, x[:2])["integer network"].mismatches == 0
+        integers = ss.freeze(net, (3, 16, 16), zero=128, scale=64.0, examples=x[:2])
+        assert integers.report.differing == 0
     again = ss.quantise(model, "int4", skip=ss.models.last_layer(model)).eval()
     again.load_state_dict(net.state_dict())
     assert torch.equal(again(loader[0][0]), net(loader[0][0]))

@@ -219,8 +219,8 @@ def test_a_learned_network_is_exact_in_integers(settings):
     assert net.last.input_quantum == net.first.stair.quantum / 9
     assert net.first.stair.quantum != 0.25
     x = torch.randint(256, (400, 1, 6, 6), dtype=torch.uint8)
-    integer = ss.deploy.integerise(net, (1, 6, 6), 128, 64.0)
-    assert ss.deploy.verify(net, integer, x)["integer network"].mismatches == 0
+    frozen = ss.freeze(net, (1, 6, 6), zero=128, scale=64.0, examples=x)
+    assert frozen.report.differing == 0
 
 
 def test_a_state_restores_the_learned_network():

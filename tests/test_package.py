@@ -141,6 +141,9 @@ softstair._accelerate: integer_sums moments
 softstair._check: choice ending integer invalid shortened suggestion wrong
 softstair._errors: SoftstairError first_line import_extra is_out_of_memory
 softstair._files: check_output output_file replacing write
+softstair._frozen.c: build write
+softstair._frozen.network: FrozenNetwork
+softstair._frozen.onnx: model
 softstair.anneal: SMALLEST_STD
 softstair.cli: main
 softstair.cli._args: argument flag words_of
@@ -151,8 +154,6 @@ softstair.convert.bits: StairName name_of parse parse_layers stair_named stairs_
 softstair.data.augment: Augmentation Moves
 softstair.data.batches: Examples PLAIN
 softstair.data.folds: split
-softstair.deploy.c: build write
-softstair.deploy.onnx: model
 softstair.models: DEFAULTS
 softstair.regularise: FORWARDS Forward regularise
 softstair.schedule: INTERVALS Interval NoisePath POWERS Power
@@ -172,7 +173,7 @@ softstair.train.records: metrics_of read_json recipe_of refuse_other_data summar
 softstair.train.state: State
 softstair.train.step: CapturedStep Step optimiser_tensors
 softstair.train.teacher: FloatRun Teacher
-softstair.train.trained: LastLayer deployed
+softstair.train.trained: deployed examples_of
 softstair_command: call dispatch
 """
 """What the paper and the benchmarks import beyond these, by module. Remove what nothing needs any

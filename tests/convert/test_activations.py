@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import softstair as ss
 from networks import Code
 from softstair._errors import SoftstairError
+from softstair._frozen.nodes import ExportError
+from softstair._frozen.writing import export
 from softstair.convert.ops import OPERATORS, Effect
-from softstair.deploy.comparison import onnx_runner
 from softstair.nn import StairActivation
 
 ACTIVATIONS = [row.modules[0] for row in OPERATORS if row.effect is Effect.ACTIVATION]
@@ -60,16 +61,16 @@ def test_features_of_eight_bits_keep_the_activation(kind: type[nn.Module], tmp_p
     assert error_of(net, net[2], model[2], floats) <= 0.02
     if kind is not nn.ReLU:
         assert ss.report(net).rows[2].became == f"{kind.__name__}, then a stair"
-    export = lambda: ss.deploy.integerise(net, (8,), 128, 64.0)
+    freeze = lambda: ss.freeze(net, (8,), zero=128, scale=64.0, examples=x)
     if kind in DECREASING:
-        with pytest.raises(ss.deploy.ExportError, match=kind.__name__):
-            export()
+        with pytest.raises(ExportError, match=kind.__name__):
+            freeze()
     else:
-        integer = export()
-        runners = {"onnx": onnx_runner(integer, tmp_path)}
-        results = ss.deploy.verify(net, integer, x, runners)
-        assert len(results) == 2
-        assert all(result.mismatches == 0 for result in results.values())
+        frozen = freeze()
+        assert [(layer.compared, layer.differing) for layer in frozen.report.layers] == [
+            (512 * 32, 0)
+        ]
+        assert export(frozen, tmp_path / "network.onnx", "onnx", x).mismatches == 0
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -128,8 +129,8 @@ def test_float_weights_of_prelu_load() -> None:
 
 def test_prelu_with_a_negative_slope_is_not_exported() -> None:
     net = ss.quantise(model_of(nn.PReLU(init=-0.1)), "int8").eval()
-    with pytest.raises(ss.deploy.ExportError, match="PReLU"):
-        ss.deploy.integerise(net, (8,), 128, 64.0)
+    with pytest.raises(ExportError, match="PReLU"):
+        ss.freeze(net, (8,), zero=128, scale=64.0)
 
 
 def test_gates_at_the_end_stay_in_float() -> None:

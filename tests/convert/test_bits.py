@@ -221,9 +221,11 @@ def test_a_mixed_network_exports_exactly():
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.3, 1.0)
     x = torch.randint(256, (200, 6), dtype=torch.uint8)
-    integers = ss.deploy.integerise(net.eval(), (6,), 128, 64.0)
+    frozen = ss.freeze(net, (6,), zero=128, scale=64.0, examples=x, outputs="values")
+    assert frozen.report.differing == 0
     with torch.no_grad():
-        assert torch.equal(integers(x), net((x.float() - 128) / 64))
+        expected = net.eval()((x.float() - 128) / 64)
+    assert torch.allclose(frozen.values(x).float(), expected, atol=1e-5)
 
 
 def test_a_sequence_has_a_name_for_each_layer() -> None:

@@ -96,8 +96,8 @@ def test_a_loaded_network_is_the_saved_one(quantum):
     # The layers that read the features know their quantum.
     assert [net[n].input_quantum for n in (0, 3, 6)] == [None, 0.75, 0.75]
     x = torch.randint(256, (50, 6), dtype=torch.uint8)
-    integer = ss.deploy.integerise(net, (6,), 128, 64.0)
-    assert ss.deploy.verify(net, integer, x)["integer network"].mismatches == 0
+    frozen = ss.freeze(net, (6,), zero=128, scale=64.0, examples=x)
+    assert frozen.report.differing == 0
 
 
 def test_a_quantum_that_no_float32_holds_is_loaded_exactly():
@@ -125,7 +125,7 @@ def test_the_report_shows_the_loaded_quantum():
     assert rows["2"] == "uint4, quantum 0.1"
 
 
-def test_a_float_checkpoint_on_another_scale_than_the_stairs_warns(tmp_path):
+def test_a_float_checkpoint_on_another_scale_than_the_stairs_warns():
     """Silently, every weight would be 0."""
     torch.manual_seed(0)
     model = networks.mlp(6, 8, 8, 3)
@@ -134,7 +134,7 @@ def test_a_float_checkpoint_on_another_scale_than_the_stairs_warns(tmp_path):
         net.load_state_dict(model.state_dict())
     assert [warning.filename for warning in warned] == [__file__]
     with pytest.warns(UserWarning, match="all weights of '0', '3', '6' have the same level"):
-        ss.deploy.export(net, (6,), 8, 8.0, tmp_path, to="qonnx")
+        ss.freeze(net, (6,), zero=8, scale=8.0)
     kept = ss.quantise(model, TERNARY, TERNARY, options=ss.QuantiseOptions(init="keep"))
     kept.load_state_dict(model.state_dict())
     kept.load_state_dict(net.state_dict())

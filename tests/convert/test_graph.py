@@ -239,8 +239,8 @@ def test_error_names_the_line_whose_control_flow_depends_on_a_tensor() -> None:
     with pytest.raises(ValueError, match=rf"example_inputs must .*{place}.*torch\.where"):
         ss.quantise(networks.Branching(), ternary, ternary)
     net = ss.quantise(networks.Branching(), ternary, ternary, example_inputs=torch.zeros(2, 6))
-    with pytest.raises(ss.deploy.ExportError, match=place):
-        ss.deploy.integerise(net, (6,))
+    with pytest.raises(ss.SoftstairError, match=place):
+        ss.freeze(net, (6,))
 
 
 def test_error_names_the_layer_that_pads_by_the_size_of_its_input() -> None:
@@ -258,4 +258,4 @@ def test_error_names_the_layer_that_pads_by_the_size_of_its_input() -> None:
     with pytest.raises(ValueError, match=rf"^example_inputs must .*{{'input': …}}.*{layer}"):
         ss.quantise(model, "int4")
     padded = build(nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(1, 4, 3, 2)))
-    ss.deploy.integerise(ss.quantise(padded, "int4"), (1, 8, 8))
+    ss.freeze(ss.quantise(padded, "int4"), (1, 8, 8))

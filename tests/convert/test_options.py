@@ -258,7 +258,7 @@ def test_weights_that_hooks_compute_are_named_with_what_removes_them(prepare, un
     net = ss.quantise(model, "int4").eval()
     prepare(net[3])
     with pytest.raises(ValueError, match=rf"^net .*'3'.*{undo.__name__}"):
-        ss.deploy.integerise(net, (6,))
+        ss.freeze(net, (6,))
 
 
 class Sequences(nn.Module):

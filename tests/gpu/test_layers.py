@@ -662,8 +662,8 @@ def test_a_network_that_learned_its_quanta_is_exact_in_integers() -> None:
     net = net.cpu().eval()
     assert [module.stair.quantum for _, module in ss.nn.stair_modules(net)] == quanta
     x = torch.randint(256, (500, 3, 32, 32), dtype=torch.uint8)
-    integer = ss.deploy.integerise(net, (3, 32, 32), 128, 64.0)
-    assert ss.deploy.verify(net, integer, x)["integer network"].mismatches == 0
+    frozen = ss.freeze(net, (3, 32, 32), zero=128, scale=64.0, examples=x)
+    assert frozen.report.differing == 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Conversion of a trained stair network to integers, which from then on are the network."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from softstair._frozen.measuring import (
 from softstair._frozen.network import FrozenNetwork
 from softstair._frozen.nodes import ExportError, Input, Rounding
 from softstair.anneal import Truncation
-from softstair.convert.conversion import copy_of, traces_of
+from softstair.convert.conversion import constant_layers, copy_of, traces_of
 
 INPUT_TYPES = (torch.uint8, torch.int8, torch.int16)
 PROBED = 7
@@ -124,6 +125,8 @@ def freeze(
     source = Source(net, shape, input_scale(shape, zero, scale, mean, std, dtype), dtype)
     names = (tuple(map(str, classes)), outputs)
     source.check_graph(examples)
+    if constant := constant_layers(net):
+        warnings.warn(f"all weights of {constant} have the same level", stacklevel=2)
     if examples is None:
         frozen = source.frozen(Choices(rounding), *names)
         frozen.report = source.report(frozen, None)
