@@ -6,6 +6,7 @@ Every number is an integer of 64 bits, and every bound that the file states is a
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def _sum(row: Any, x: Array) -> Array:
     windows = sliding_window_view(x, extent, axes)
     steps = [slice(None, None, s) for s in (*row["stride"], *row["dilation"])]
     windows = windows[(slice(None), slice(None), *steps)]
-    flat = windows.reshape(*windows.shape[: x.ndim], -1)  # (N, C, …, window)
+    flat = windows.reshape(*windows.shape[: x.ndim], math.prod(kernel))  # (N, C, …, window)
     parts = []
     for group, rows in zip(np.split(flat, groups, 1), np.split(weight, groups), strict=True):
         y = np.tensordot(rows.reshape(len(rows), rows.shape[1], -1), group, ([1, 2], [1, -1]))
@@ -159,6 +160,6 @@ NODES: dict[str, Any] = {
     "Add": lambda _, x, y: x + y,
     "Concat": lambda row, *x: np.concatenate(x, row["axis"]),
     "Pad": _pad,
-    "Flatten": lambda _, x: x.reshape(len(x), -1),
+    "Flatten": lambda _, x: x.reshape(len(x), math.prod(x.shape[1:])),
     "Scores": _scores,
 }
