@@ -194,5 +194,5 @@ def test_written_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> N
     assert names(trained) == names(loaded)
     code, out, err = run("verify", file, "--backends", "onnx", "--limit", 60)
     assert (code, err) == (0, "")
-    assert "integer network: 0 mismatches of" in out
+    assert "eval(): 0 of " in out
     assert "onnx: 0 mismatches of" in out

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins, noise as noises
 from softstair._errors import SoftstairError, first_line
+from softstair._frozen.summary import report
 from softstair.convert import QuantiseOptions, quantise
 from softstair.convert.bits import parse, parse_layers
 from softstair.convert.conversion import copy_of
 from softstair.convert.options import matches
 from softstair.data import Dataset
-from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
 from softstair.nn import StairLayer
 from softstair.ste import Estimator
@@ -23,6 +23,7 @@ from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, recipe_of
 from softstair.train.state import State
+from softstair.train.trained import input_of
 
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -168,10 +169,10 @@ def describe_network(
     """Return the report of a network, and one sentence: what exports; of a float network, none."""
     if recipe.is_float:
         return f"{network}\n\nin float: nothing was quantised", None
-    zero, scale = dataset.numbers(recipe.integer_input, recipe.centre_input)
-    number: Any = int(zero) if zero.is_integer() else zero
+    shape = tuple(dataset.x.shape[1:])
+    read = input_of(*dataset.numbers(recipe.integer_input, recipe.centre_input), shape)
     try:
-        described = report(network, tuple(dataset.x.shape[1:]), number, scale)
+        described = report(network, shape, **read)
     except SoftstairError as error:  # such as of a network that takes batches of one size
         described = replace(report(network), conclusion=f"does not export exactly: {error}")
     return str(described), described.conclusion

@@ -1,6 +1,7 @@
 """A trained network, of a run, a file or the zoo, and its integers."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,16 +137,20 @@ def frozen_of(
     """
     if not any(isinstance(module, StairModule) for module in net.modules()):
         raise ExportError("the network is float: nothing in it is quantised.")
+    read = input_of(about.mean, about.std, about.shape)
     known: dict[str, Any] = {"classes": about.classes, "rounding": rounding}
-    return freeze(net, about.shape, examples=examples, **_input(about), **known)
+    return freeze(net, about.shape, examples=examples, **read, **known)
 
 
-def _input(about: zoo.About) -> dict[str, Any]:
-    """Return `zero` and `scale` of bytes, or `mean` and `std` where the zero is no byte."""
-    if about.mean.is_integer() and 0 <= about.mean <= 255:
-        return {"zero": int(about.mean), "scale": about.std}
-    channels = about.shape[0]
-    return {"mean": (about.mean / 255,) * channels, "std": (about.std / 255,) * channels}
+def input_of(mean: float, std: float, shape: Sequence[int]) -> dict[str, Any]:
+    """Return `zero` and `scale` of bytes, or `mean` and `std` where the zero is no byte.
+
+    >>> input_of(8.0, 4.0, (1, 8, 8)), input_of(127.5, 51.0, (1, 8, 8))
+    ({'zero': 8, 'scale': 4.0}, {'mean': (0.5,), 'std': (0.2,)})
+    """
+    if mean.is_integer() and 0 <= mean <= 255:
+        return {"zero": int(mean), "scale": std}
+    return {"mean": (mean / 255,) * shape[0], "std": (std / 255,) * shape[0]}
 
 
 def save_frozen(net: nn.Module, about: zoo.About, examples: Tensor, file: Path) -> str:
