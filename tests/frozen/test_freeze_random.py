@@ -41,8 +41,8 @@ def test_random_networks_raise_or_are_equal(first: int) -> None:
         accepted.update([*network.constructs, "networks"])
     assert accepted["networks"] >= 0.35 * count
     for name in (*BLOCKS, *HEADS):
-        if count == SLICE and name not in NOT_EXPORTED:
-            assert accepted[name] >= generated[name] / 5, name
+        if name not in NOT_EXPORTED:
+            assert accepted[name] > 0 or generated[name] < 9, name
 
 
 @pytest.mark.nightly
