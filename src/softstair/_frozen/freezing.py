@@ -130,8 +130,12 @@ def freeze(
     if examples is None:
         frozen = source.frozen(Choices(rounding), *names)
         frozen.report = source.report(frozen, None)
-        return frozen
-    return _best(source, Choices(rounding), names, examples)
+    else:
+        frozen = _best(source, Choices(rounding), names, examples)
+    count = frozen.sizes[frozen.last.name][frozen.last.axis - 1]
+    if len(classes) not in (0, count):
+        raise _check.wrong("classes", classes, f"the names of all {count}, or none")
+    return frozen
 
 
 def _best(
@@ -160,8 +164,6 @@ class Source:
     def __init__(
         self, net: nn.Module, shape: Sequence[int], scale: InputScale, dtype: torch.dtype
     ) -> None:
-        if not isinstance(shape, Sequence) or not all(type(n) is int and n > 0 for n in shape):
-            raise _check.wrong("shape", shape, "the shape of one input, such as (3, 32, 32)")
         traces = traces_of(net)
         self.net = copy_of(net).cpu().float().eval()
         self.shape, self.scale, self.dtype = tuple(shape), scale, dtype
@@ -279,6 +281,19 @@ def _check_own_code(net: nn.Module, graph: fx.Graph) -> None:
             raise ExportError.of(name or "the network", reason, "Remove it first")
 
 
+def _is_empty(values: Any) -> bool:
+    return isinstance(values, tuple | list) and not values
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    """Return whether values are so many finite numbers."""
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        return False
+    return len(numbers) == count and all(map(math.isfinite, numbers))
+
+
 def input_scale(
     shape: Sequence[int],
     zero: int,
@@ -290,11 +305,12 @@ def input_scale(
     """Return what an input stands for, or raise SoftstairError."""
     if dtype not in INPUT_TYPES:
         raise _check.wrong("dtype", dtype, "torch.uint8, torch.int8 or torch.int16")
-    if len(mean) or len(std):
-        count = shape[0]
+    if not isinstance(shape, Sequence) or not all(type(n) is int and n > 0 for n in shape):
+        raise _check.wrong("shape", shape, "the shape of one input, such as (3, 32, 32)")
+    if not (_is_empty(mean) and _is_empty(std)):
         for name, values in (("mean", mean), ("std", std)):
-            if len(values) != count or not all(math.isfinite(value) for value in values):
-                raise _check.wrong(name, tuple(values), f"a number for each of {count} channels")
+            if not _are_numbers(values, shape[0]):
+                raise _check.wrong(name, values, f"a number for each of {shape[0]} channels")
         if min(std) <= 0:
             raise _check.wrong("std", tuple(std), "positive numbers")
         if dtype != torch.uint8 or zero or scale != 1.0:

@@ -1,0 +1,70 @@
+"""Frozen networks on CUDA: the bits of the CPU, for every kind of node and the largest sums."""
+
+import sys
+from pathlib import Path
+
+import torch
+from standalone import main
+
+for folder in ("frozen", "deploy"):
+    sys.path.append(str(Path(__file__).parents[1] / folder))
+
+from largest import LARGEST, largest  # noqa: E402
+from random_frozen import random_network  # noqa: E402
+
+from softstair._frozen import nodes  # noqa: E402
+from softstair._frozen.network import FrozenNetwork  # noqa: E402
+
+
+def assert_equal_bits(frozen: FrozenNetwork, x: torch.Tensor) -> None:
+    expected, scores = frozen.features(x), frozen(x)
+    classes, values, digest = frozen.predict(x), frozen.values(x), frozen.digest
+    frozen.cuda()
+    for repeats in (1, 40):  # other kernels may be chosen for other sizes
+        many = x.repeat(repeats, *[1] * (x.dim() - 1)).cuda()
+        for name, result in frozen.features(many).items():
+            wanted = expected[name].repeat(repeats, *[1] * (result.dim() - 1))
+            assert result.dtype == torch.int32
+            assert torch.equal(result.cpu(), wanted), name
+    assert torch.equal(frozen(x.cuda()).cpu(), scores)
+    assert torch.equal(frozen.predict(x.cuda()).cpu(), classes)
+    assert torch.equal(frozen.values(x.cuda()).cpu(), values)
+    assert frozen.digest == digest
+
+
+def test_every_node_of_random_networks_has_the_bits_of_the_cpu() -> None:
+    kinds = set()
+    for seed in range(60):
+        net = random_network(seed)
+        frozen = net.network()
+        kinds |= {type(node) for node in frozen.nodes}
+        assert_equal_bits(frozen, net.bytes)
+    missing = {kind for kind in nodes.Node.__subclasses__() if kind not in kinds}
+    assert missing == {nodes.Expand}
+
+
+def test_repeated_features_have_the_bits_of_the_cpu() -> None:
+    entry = nodes.Input("input", (), 0, 255, (3, 1, 4), 1.0)
+    expand = nodes.Expand("expand", ("input",), 0, 255, (3, 5, 4))
+    flat = nodes.Flatten("flat", ("expand",), 0, 255)
+    ones = torch.ones(60, dtype=torch.int32)
+    last = nodes.Scores("last", ("flat",), 0, 255, 0 * ones, ones.double(), ones)
+    sizes = {"input": (3, 1, 4), "expand": (3, 5, 4), "flat": (60,), "last": (60,)}
+    x = torch.randint(256, (7, 3, 1, 4), dtype=torch.uint8)
+    assert_equal_bits(FrozenNetwork([entry, expand, flat, last], sizes), x)
+
+
+def test_the_largest_sums_are_exact_whatever_is_allowed() -> None:
+    """TF32 and cuDNN's search for the fastest kernel change nothing."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        for torch.backends.cudnn.benchmark in (False, True):
+            for kind in LARGEST:
+                assert_equal_bits(*largest(kind))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark = before
+
+
+if __name__ == "__main__":
+    main(globals())
