@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.sentence import tell
-from softstair._frozen.c import build, write
+from softstair.deploy.c import build, write
 from softstair.train.trained import deployed, examples_of
 
 TICK = 40

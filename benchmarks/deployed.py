@@ -38,9 +38,9 @@ from benchmarks import cmsis_nn
 from benchmarks.cortex import emulate
 from benchmarks.runtimes import RUNTIMES
 from benchmarks.sentence import tell
-from softstair._frozen.c import write
-from softstair._frozen.network import FrozenNetwork
-from softstair._frozen.onnx import model as onnx_model
+from softstair.deploy.c import write
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.onnx import model as onnx_model
 from softstair.models import dscnn, last_layer, vgg8
 from softstair.train.trained import deployed
 

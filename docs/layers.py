@@ -8,8 +8,8 @@ from pathlib import Path
 
 from parts import put
 
-from softstair._frozen.builder import never_decreases
 from softstair.convert.ops import OPERATORS, RESHAPES, Effect, Operator
+from softstair.deploy.builder import never_decreases
 
 PAGE = Path(__file__).parent / "layers.md"
 HEADS = "layer or function", "`quantise`", "fused", "integers", "ONNX", "QONNX", "C", "remarks"

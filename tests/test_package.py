@@ -141,9 +141,9 @@ softstair._accelerate: integer_sums moments
 softstair._check: choice ending integer invalid shortened suggestion wrong
 softstair._errors: SoftstairError first_line import_extra is_out_of_memory
 softstair._files: check_output output_file replacing write
-softstair._frozen.c: build write
-softstair._frozen.network: FrozenNetwork
-softstair._frozen.onnx: model
+softstair.deploy.c: build write
+softstair.deploy.frozen: FrozenNetwork
+softstair.deploy.onnx: model
 softstair.anneal: SMALLEST_STD
 softstair.cli: main
 softstair.cli._args: argument flag words_of

@@ -20,8 +20,8 @@ from softstair.stair import Stair
 
 if TYPE_CHECKING:
     from softstair import deploy
-    from softstair._frozen.freezing import freeze
-    from softstair._frozen.network import load_frozen
+    from softstair.deploy.freezing import freeze
+    from softstair.deploy.frozen import load_frozen
     from softstair.deploy.summary import report
 
 __all__ = [
@@ -48,8 +48,8 @@ __version__ = "0.1.0"
 
 _ROOMS = ("data", "deploy", "models", "train", "zoo")
 _NAMES = {
-    "freeze": "softstair._frozen.freezing",
-    "load_frozen": "softstair._frozen.network",
+    "freeze": "softstair.deploy.freezing",
+    "load_frozen": "softstair.deploy.frozen",
     "report": "softstair.deploy.summary",
 }
 

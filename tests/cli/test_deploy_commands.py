@@ -17,10 +17,10 @@ from data import speech_tree
 from helpers.commands import Run
 from helpers.narrow import WIDTH
 from softstair import zoo
-from softstair._frozen import c, comparison
-from softstair._frozen.network import FrozenNetwork
 from softstair.data import load
 from softstair.data.folds import split
+from softstair.deploy import c, comparison
+from softstair.deploy.frozen import FrozenNetwork
 from softstair.train import Recipe, train
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import softstair as ss
 from networks import Code
 from softstair._errors import SoftstairError
-from softstair._frozen.nodes import ExportError
-from softstair._frozen.writing import export
 from softstair.convert.ops import OPERATORS, Effect
+from softstair.deploy.nodes import ExportError
+from softstair.deploy.writing import export
 from softstair.nn import StairActivation
 
 ACTIVATIONS = [row.modules[0] for row in OPERATORS if row.effect is Effect.ACTIVATION]

@@ -1,4 +1,4 @@
-"""Integer networks that use every way to compute a layer in C, and reach every edge of them."""
+"""Frozen networks that use every way to compute a layer in C, and reach every edge of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bit_features(seed: int = 0) -> RandomBuilder:
     net.flatten("flat")
     net.layer("linear", 22, "ternary", (-1, 0))
     net.layer("binary", 100, "sign", (-1, 0, 1))
-    net.scores("last", 5, unit=1.0)
+    net.scores("last", 5)
     return net
 
 
@@ -72,15 +72,14 @@ def packed_features(seed: int = 0) -> RandomBuilder:
     net.layer("point", 48, "int4", (3, 4, 9), kernel=1)
     net.layer("groups", 26, "int4", tuple(range(40, 170)), even=True, padding=(1, 1), groups=2)
     net.sum("bytes", 64, "int8", kernel=1)
-    stair = nodes.Steps("full", ("bytes",), 0, 15, torch.full((64, 15), -(2**30)), tuple(range(16)))
-    net.add(stair)
+    table = torch.full((64, 15), -(2**30), dtype=torch.int32)
+    net.add(nodes.Steps("full", ("bytes",), 0, 15, table, tuple(range(16))))
     weight = torch.full((7, 64, 1, 1), 4)
     weight[:, :17] = 5  # 15 times the sum of each row is 4,095
     weight[1] *= -1
     weight[2, 0] = -3
     weight[3:, :32] = -8
-    bounds = torch.full((7,), 10**5)
-    net.add(nodes.Sum("most", ("full",), -(10**5), 10**5, weight, -bounds, bounds))
+    net.weighted("most", weight)
     net.steps("most.stair", tuple(range(16)), even=True)
     net.flatten("flat")
     net.scores("last", 3)
@@ -101,8 +100,7 @@ def shared_features(seed: int = 0) -> RandomBuilder:
     net.sum("linear", net.results[flat].shape[1], "ternary")
     net.steps("linear.stair", (-900, 0, 900))
     net.add_features("summed", net.last, flat)
-    net.sum("last", 4, "int12")
-    net.rescaled("scores")
+    net.scores("last", 4, "int12")
     return net
 
 
@@ -118,7 +116,7 @@ def expanded_features(seed: int = 0) -> RandomBuilder:
     net.last = small  # counted as bits, too
     net.sum("again", 48, "ternary", kernel=1)
     net.expand("again.sums", (48, 6, 6))
-    again = net.steps("again.stair", (-1, 0, 1), shortcut=start)
+    again = net.requantise("again.stair", -1, 1, start)
     net.layer("single", 1, "int4", tuple(range(200)), kernel=1)
     single = net.expand("single.channel", (48, 6, 6))
     net.last = start
@@ -139,8 +137,7 @@ def int8_last_layer(seed: int = 0) -> RandomBuilder:
     net = RandomBuilder(seed, (2, 5, 6), zero=7, batch=3)
     net.layer("first", 9, "ternary", tuple(range(200)), padding=(1, 1), stride=(2, 2))
     net.flatten("flat")
-    net.sum("last", 11, "int8")
-    net.rescaled("scores")
+    net.scores("last", 11)
     return net
 
 
@@ -168,31 +165,70 @@ def depthwise_features(seed: int = 1) -> RandomBuilder:
     assert float(net.results["sums"].abs().max()) >= 2**15
     net.sum_pool("average")
     net.flatten("flat")
+    net.scores("last", 4, "ternary")
+    return net
+
+
+def other_units(seed: int = 0) -> RandomBuilder:
+    """Every requantisation: with features beside it, unfused, doubly rounded, of 8 to 16 bits."""
+    net = RandomBuilder(seed, (3, 6, 7), zero=0, batch=3)
+    net.table(-128, 127)
+    net.sum("first", 20, "int8", padding=(1, 1))
+    start = net.requantise("first.stair", 0, 255)
+    net.sum("deep", 20, "int8", padding=(1, 1))
+    deep = net.requantise("deep.stair", -128, 127, start)
+    net.sum("doubly", 20, "int8", kernel=1)
+    doubly = net.requantise("doubly.stair", -128, 127, rounding="double")
+    net.sum("halves", 20, "int4", groups=20, padding=(1, 1))
+    halves = net.requantise("halves.stair", -32768, 32767, deep)
+    net.add_features("added", doubly, halves)
+    net.requantise("added.stair", 0, 15)
+    net.requantise("both", -200, 55, halves)
+    net.pad("channels", 1, 0, 0, 2, 3, 4)
+    net.concatenate("together", "channels", "channels")
+    net.sum_pool("average")
+    net.requantise("average.stair", -128, 127, rounding="double")
+    net.flatten("flat")
     net.scores("last", 4)
     return net
 
 
-def wide_features(seed: int = 0) -> RandomBuilder:
-    """Shortcuts by wide steps: a scale of 0, large numbers, levels that begin late or too late."""
-    net = RandomBuilder(seed, (1, 6, 6), zero=0)
-    net.layer("first", 3, "ternary", tuple(range(8)), even=True, padding=(1, 1))
-    net.sum("deep", 3, "int4", padding=(1, 1))
-    deep, even = net.nodes["deep"], torch.arange(1.0, 17)
-    sums, values = torch.arange(deep.low, deep.high + 1), torch.arange(8.0)
-    for name, factors, addends, limits in (
-        ("zero", (0.0, 1.0), (4.5, 0.0), even),
-        ("large", (2.0**35, 2.0**-40), (90 * 2.0**35, 0.0), even),
-        ("late", (1 / 32,), (90 / 32,), torch.cat([even[:4], even[4:] + 0.75])),
-        ("too late", (1 / 32,), (90 / 32,), torch.cat([even[:4], even[4:] + 2.5])),
-    ):
-        each = [torch.tensor(numbers)[:, None].repeat(1, 3) for numbers in (factors, addends)]
-        floats = nodes.FloatSteps(each[0], each[1], False, values, limits, 1.0)
-        totals = (floats.rescaled(sums.expand(3, -1))[:, None] + values[:, None]).contiguous()
-        table = torch.searchsorted(totals, limits.repeat(3, 8, 1)) + deep.low
-        steps = (table, tuple(range(17)), 0, 1, floats)
-        net.add(nodes.Steps(name, ("deep", "first.stair"), 0, 16, *steps))
+def large_numbers(seed: int = 0) -> RandomBuilder:
+    """Sums of halves and words near 2**31, whose partial sums are beyond it."""
+    net = RandomBuilder(seed, (2, 3, 3), zero=0, batch=4, dtype="int16")
+    net.bytes[0, :, :2], net.bytes[1] = -32768, 32767
+    net.change("input")
+    net.weighted("most", torch.tensor([[32767, 32767], [-32768, 32767], [1, -1]])[:, :, None, None])
+    assert int(net.results["most"].abs().max()) > 2**31 - 2**17
+    net.requantise("most.stair", -32768, 32767)
+    net.last = "most"
+    net.steps("steps", tuple(range(16)), even=True)
+    net.last = "most"
+    net.steps("bits", (-1, 0, 1))
+    net.add_features("added", "most.stair", "steps")
+    net.requantise("small", -128, 127, "bits")
+    net.sum("deep", 70, "int12", kernel=2)
+    net.requantise("deep.stair", 0, 255, rounding="double")
+    net.weighted("grouped", torch.full((140, 1, 1, 1), 2**13), groups=70)
     net.flatten("flat")
-    net.scores("last", 4)
+    net.weighted("last.sum", torch.tensor([[1, -1] * 280, [1] * 560]))
+    net.scored("last", shift=0)
+    return net
+
+
+def lines_and_values(seed: int = 0) -> RandomBuilder:
+    """Features of one axis, a 16-bit table, and outputs that are values."""
+    net = RandomBuilder(seed, (3, 12), zero=0, batch=5)
+    net.table(-32768, 32767)
+    net.sum("first", 40, "int4", padding=(1,))
+    net.requantise("first.stair", -100, 127)
+    net.pad("longer", 2, 1)
+    net.max_pool("pool", 2, 2, 0)
+    net.layer("deep", 33, "ternary", tuple(range(16)), stride=(2,))
+    net.flatten("flat")
+    net.pad("more", 1, 2)
+    net.concatenate("both", "more", "flat")
+    net.scores("last", 3, "int12")
     return net
 
 
@@ -233,7 +269,7 @@ def edges(seed: int = 0) -> RandomBuilder:
     stored = net.last
     net.steps("stored.stair", (-1, 0, 1))
     net.last = stored
-    net.steps("levels", tuple(range(16)), shortcut=start)
+    net.requantise("levels", 0, 15, start)
     net.sum_pool("sums")
     net.flatten("flat sums")
     net.layer("last sums", 9, "int4", tuple(range(16)))
@@ -258,18 +294,18 @@ def byte_edges(seed: int = 0) -> RandomBuilder:
     other = net.sum("linear", 9, "int4")
     net.last = start
     net.sum("full", 32, "int4", kernel=1)
-    net.change("full", weight=torch.zeros(32, 32, 1, 1, dtype=torch.int64))
+    net.change("full", weight=torch.zeros(32, 32, 1, 1, dtype=torch.int8))
     net.steps("full.stair", tuple(range(16)))
-    net.change("full.stair", thresholds=torch.zeros(32, 15, dtype=torch.int64))
+    net.change("full.stair", thresholds=torch.zeros(32, 15, dtype=torch.int32))
     net.sum("large", 16, "int4", padding=(1, 1))
     net.nodes["large"].weight[0] = -8  # type: ignore[attr-defined]
-    net.change("large")
+    net.change("large", low=-8 * 15 * 9 * 32)
     assert int(net.results["large"].min()) == -8 * 15 * 9 * 32
     net.sum_pool("sums")
     net.flatten("flat sums")
     net.sum("last sums", 9, "ternary")
     net.add_features("added", net.last, other)
-    net.scores("last", 4)
+    net.scores("last", 4, "ternary")
     return net
 
 
@@ -281,9 +317,9 @@ def largest_tiles() -> RandomBuilder:
     net.bytes = torch.from_numpy(128 + 100 * images).to(torch.uint8)
     net.results["input"] = net.nodes["input"].run(net.bytes)
     net.sum("same", 96, "sign", kernel=1)
-    net.change("same", weight=torch.ones(96, 1, 1, 1, dtype=torch.int64))
+    net.change("same", weight=torch.ones(96, 1, 1, 1, dtype=torch.int8))
     net.steps("same.stair", (-1, 1))
-    net.change("same.stair", thresholds=torch.zeros(96, 1, dtype=torch.int64))
+    net.change("same.stair", thresholds=torch.zeros(96, 1, dtype=torch.int32))
     assert set(net.results["same.stair"].unique().tolist()) == {-1, 1}
     net.sum("large", 64, "sign")
     first = net.nodes["large"].weight[:, :1]  # type: ignore[attr-defined]
@@ -306,7 +342,9 @@ NETWORKS: dict[str, Callable[[], RandomBuilder]] = {
     "scores": int8_last_layer,
     "channels": channels_by_sixteen,
     "depthwise": depthwise_features,
-    "wide": wide_features,
+    "units": other_units,
+    "large": large_numbers,
+    "lines": lines_and_values,
     "hostile": hostile_names,
     "tiles": edges,
     "tiles of bytes": byte_edges,

@@ -14,14 +14,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from c_networks import NETWORKS, TILED
 from random_networks import RandomBuilder
 from torch import Tensor
 
-from softstair.deploy import IntegerNetwork, nodes
 from softstair.deploy.c import LANGUAGE, SCRATCH, from_trace, winograd, write
 from softstair.deploy.c.program import sources
+from softstair.deploy.frozen import FrozenNetwork
 
 HERE = Path(__file__).parent
 # Nothing is allocated, and the search for leaks takes seconds.
@@ -40,7 +39,13 @@ BUILDS = {
     "packed": (*SANITIZED, *TWO_THREADS, "-DSOFTSTAIR_PACKED"),
     "fast": ("-Werror", "-O3", NATIVE),
     # The code for AVX2, with its instructions by hand; the native build has the real ones.
-    "avx2": (*SANITIZED, "-D__AVX2__", "-D__POPCNT__", "-isystem", str(HERE / "avx2_by_hand")),
+    "avx2": (
+        *SANITIZED,
+        "-D__AVX2__",
+        "-D__POPCNT__",
+        "-isystem",
+        str(HERE.parent / "deploy/avx2_by_hand"),
+    ),
 }
 CORTEX = ("arm-none-eabi-gcc", "qemu-system-arm", "make")
 
@@ -54,29 +59,10 @@ needs_cortex = pytest.mark.skipif(
 
 
 def differing(expected: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str, int]:
-    """Return how many values of each node differ; of the scores, by more than rounding."""
-    *names, last = expected
-    counts = {name: int((expected[name] != given[name]).sum()) for name in names}
-    largest = float(expected[last].abs().max())
-    near = torch.allclose(expected[last], given[last], rtol=1e-5, atol=1e-5 * (1 + largest))
-    counts[last] = 0 if near else expected[last].numel()
+    """Return how many values of each node differ."""
+    assert given.keys() == expected.keys()
+    counts = {name: int((expected[name] != given[name]).sum()) for name in expected}
     return {name: count for name, count in counts.items() if count}
-
-
-def exact_scores(net: RandomBuilder) -> torch.Tensor:
-    """The scores as documented: in double precision, class by class, rounded to float once."""
-    last = [*net.nodes.values()][-1]
-    if isinstance(last, nodes.Rescaled):
-        return net.results[last.name]
-    assert isinstance(last, nodes.Scores)
-    features = (net.results[last.inputs[0]].float() * last.unit).double().numpy()
-    weight = last.weight.double().numpy()
-    totals = np.zeros((len(features), len(weight)))
-    for i in range(features.shape[1]):
-        totals += features[:, i, None] * weight[None, :, i]
-    if last.bias is not None:
-        totals += last.bias.double().numpy()
-    return torch.from_numpy(totals.astype(np.float32))
 
 
 @cache
@@ -115,7 +101,7 @@ void softstair_trace(int32_t value);
 void softstair_trace(int32_t value) {{ fwrite(&value, sizeof value, 1, stdout); }}
 int main(int count, char **arguments) {{
     static int32_t input[4096];
-    static float scores[4096];
+    static int32_t results[4096];
     switch (count > 1 ? atoi(arguments[1]) : -1) {{
 {cases}
     }}
@@ -128,7 +114,7 @@ INCLUDE = """#define thread_memory net{0}_thread_memory
 
 
 def program_of(
-    networks: dict[int, IntegerNetwork], folder: Path, flags: Sequence[str] = SANITIZED
+    networks: dict[int, FrozenNetwork], folder: Path, flags: Sequence[str] = SANITIZED
 ) -> Path:
     """Compile many networks into one traced program; its argument selects one."""
     texts = {number: sources(network, f"net{number}")[0] for number, network in networks.items()}
@@ -142,11 +128,11 @@ def compile_together(texts: dict[int, dict[str, str]], folder: Path, *command: s
     for number, files in texts.items():
         for file, text in files.items():
             # All are compiled as one file, so that static names must differ.
-            static = r"(?<![.\w])(?=(?:layer|LAYER)_\d|memory\b|totals\b)"
+            static = r"(?<![.\w])(?=(?:layer|LAYER)_\d|memory\b)"
             (folder / file).write_text(re.sub(static, f"n{number}_", text), encoding="ascii")
         size, kind = f"NET{number}_INPUTS", f"NET{number}_TYPE"
         read = f"fread(input, sizeof({kind}), {size}, stdin) == {size}"
-        run = f"net{number}_run((const {kind} *)input, scores)"
+        run = f"net{number}_run((const {kind} *)input, results)"
         cases.append(f"    case {number}: while ({read}) {run}; break;")
     includes = "\n".join(INCLUDE.format(number) for number in texts)
     text = MAIN.format(includes=includes, cases="\n".join(cases))
@@ -158,7 +144,7 @@ def compile_together(texts: dict[int, dict[str, str]], folder: Path, *command: s
 
 
 def run_in_program(
-    program: Path, number: int, network: IntegerNetwork, x: Tensor, run_with: Sequence[str] = ()
+    program: Path, number: int, network: FrozenNetwork, x: Tensor, run_with: Sequence[str] = ()
 ) -> dict[str, Tensor]:
     """Return the result of every node of a network; raises ValueError if the program fails."""
     command, data = [*run_with, str(program), str(number)], x.numpy().tobytes()

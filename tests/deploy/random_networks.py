@@ -1,4 +1,4 @@
-"""Random integer networks, built node by node, with sums that lie on their thresholds."""
+"""Random frozen networks, built node by node, with sums that lie on their thresholds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softstair.deploy import IntegerNetwork, nodes
+from softstair.deploy import nodes
+from softstair.deploy.frozen import FrozenNetwork
 
 WEIGHTS = {
     "ternary": (-1, 0, 1),
@@ -21,8 +22,6 @@ WEIGHTS = {
     "int12": (-2048, -300, -1, 0, 7, 2047),
 }
 """The values that the weights of a layer are drawn from."""
-WEIGHT_BITS = {"ternary": 2, "sign": 1, "binary": 1, "int4": 4, "int8": 8, "even": 4}
-"""The bits that files store them in."""
 LEVELS = {
     "ternary": (-1, 0, 1),
     "sign": (-1, 1),
@@ -39,19 +38,25 @@ LEVELS = {
 class RandomBuilder:
     """Adds nodes that read the result of node ``last``, and runs each of them on random bytes."""
 
-    def __init__(self, seed: int, shape: tuple[int, ...], zero: int, batch: int = 8) -> None:
+    def __init__(
+        self, seed: int, shape: tuple[int, ...], zero: int, batch: int = 8, dtype: str = "uint8"
+    ) -> None:
         self.random = np.random.default_rng(seed)
-        self.bytes = torch.tensor(self.random.integers(0, 256, (batch, *shape)), dtype=torch.uint8)
+        kind = getattr(torch, dtype)
+        ends = (torch.iinfo(kind).min, torch.iinfo(kind).max)
+        numbers = self.random.integers(ends[0], ends[1] + 1, (batch, *shape))
+        self.bytes = torch.tensor(numbers).to(kind)
         self.nodes: dict[str, nodes.Node] = {}
         self.results: dict[str, Tensor] = {}
-        self.sums_on_thresholds = 0
         self.last = ""
-        self.add(nodes.Input("input", (), -zero, 255 - zero, shape=shape, zero=zero, scale=64.0))
+        span = (ends[0] - zero, ends[1] - zero)
+        self.add(nodes.Input("input", (), *span, shape, unit=1 / 64, zero=zero, dtype=dtype))
 
     def add(self, node: nodes.Node) -> str:
         inputs = [self.results[name] for name in node.inputs] or [self.bytes]
         self.nodes[node.name] = node
         self.results[node.name] = node.run(*inputs)
+        assert self.results[node.name].dtype == torch.int32
         self.last = node.name
         return node.name
 
@@ -62,17 +67,36 @@ class RandomBuilder:
     def choose(self, *choices: Any) -> Any:
         return choices[self.random.integers(len(choices))]
 
+    def table(self, low: int, high: int) -> str:
+        """Let the input have numbers from ``low`` to ``high`` by a table."""
+        kind = torch.int8 if low >= -128 and high < 128 else torch.int16
+        channels = self.results["input"].shape[1]
+        numbers = torch.tensor(self.random.integers(low, high + 1, (channels, 256)))
+        numbers[0, :2] = torch.tensor([low, high])
+        return self.change("input", low=low, high=high, table=numbers.to(kind))
+
     def sum(self, name: str, outputs: int, kind: str, kernel: int = 3, **options: Any) -> str:
         """Add a layer with random weights: linear after a Flatten, a convolution otherwise."""
-        source, x = self.nodes[self.last], self.results[self.last]
-        kernel_size = () if x.dim() == 2 else (kernel, kernel)
+        x = self.results[self.last]
+        kernel_size = (kernel,) * (x.dim() - 2)
         shape = (outputs, x.shape[1] // options.get("groups", 1), *kernel_size)
-        weight = torch.tensor(self.random.choice(WEIGHTS[kind], shape))
-        flat = weight.flatten(1)
-        ends = torch.stack([flat * min(source.low, 0), flat * max(source.high, 0)])
-        least, greatest = ends.amin(0).sum(1), ends.amax(0).sum(1)
-        bounds = (int(least.min()), int(greatest.max()))
-        return self.add(nodes.Sum(name, (self.last,), *bounds, weight, least, greatest, **options))
+        return self.weighted(
+            name, torch.tensor(self.random.choice(WEIGHTS[kind], shape)), **options
+        )
+
+    def weighted(self, name: str, weight: Tensor, **options: Any) -> str:
+        """Add a layer with these weights, in the fewest bits that hold them."""
+        source = self.nodes[self.last]
+        weight = torch.from_numpy(nodes.narrowest(weight.numpy()))
+        axes = weight.dim() - 2
+        if axes > 0:
+            windows = {"stride": (1,) * axes, "padding": (0,) * axes, "dilation": (1,) * axes}
+            options = {**windows, **options}
+        node = nodes.Sum(name, (self.last,), 0, 0, weight, **options)
+        least, greatest = node.bounds(source.low, source.high)
+        assert least.min() >= -(2**31)
+        assert greatest.max() < 2**31
+        return self.add(replace(node, low=int(least.min()), high=int(greatest.max())))
 
     def layer(
         self,
@@ -84,56 +108,61 @@ class RandomBuilder:
         even: bool = False,
         **options: Any,
     ) -> str:
-        """Add a layer and its stair, with the options of :meth:`sum` and :meth:`steps`."""
+        """Add a layer and its stair, or with a shortcut its requantisation."""
         self.sum(name, outputs, kind, **options)
-        return self.steps(f"{name}.stair", levels, shortcut, even=even)
+        if shortcut is not None:
+            return self.requantise(f"{name}.stair", levels[0], levels[-1], shortcut)
+        return self.steps(f"{name}.stair", levels, even=even)
 
-    def steps(
-        self,
-        name: str,
-        levels: tuple[int, ...],
-        shortcut: str | None = None,
-        monotone: bool = False,
-        even: bool = False,
-    ) -> str:
+    def steps(self, name: str, levels: tuple[int, ...], even: bool = False) -> str:
         """Add a stair whose thresholds are sums that occur, or lie beyond all of them.
 
-        ``monotone``: they fall with the shortcut, or rise in every third channel. ``even``: they
-        lie on a line, as those of a stair behind a normalisation do.
+        ``even``: they lie on a line, as those of a stair behind a normalisation do.
         """
         source = self.nodes[self.last]
-        sums = self.results[self.last].transpose(0, 1).flatten(1)
-        rows, first = 1, 0
-        if shortcut is not None:
-            first = self.nodes[shortcut].low
-            rows = self.nodes[shortcut].high - first + 1
-        indices = self.random.integers(0, sums.shape[1], (len(sums), rows, len(levels) - 1))
-        table = torch.gather(sums[:, None].expand(-1, rows, -1), 2, torch.tensor(indices))
+        sums = self.results[self.last].transpose(0, 1).flatten(1).contiguous()
+        indices = self.random.integers(0, sums.shape[1], (len(sums), len(levels) - 1))
+        table = torch.gather(sums, 1, torch.tensor(indices))
         if self.choose(True, False):
-            table[0, :, 0] = source.low
+            table[0, 0] = source.low
         if self.choose(True, False):
-            table[-1, :, -1] = source.high + 1
+            table[-1, -1] = source.high + 1
         table = table.sort(-1).values
-        if monotone:
-            table = table.sort(1, descending=True).values
-            table[::3] = table[::3].flip(1)
-        floats = None
         if even:
             # Levels from the least sum that occurs to the greatest, or a part of them.
-            span, step = sums.amax(1) - sums.amin(1), self.random.uniform(0.6, 1.7, len(sums))
-            slope = len(levels) / (span * torch.tensor(step))
-            table, floats = _in_float32(source, slope, sums.amin(1), rows, len(levels))
-        inputs: tuple[str, ...] = (self.last,)
-        if shortcut is None:
-            table = table[:, 0]
-            self.sums_on_thresholds += int((sums[:, :, None] == table[:, None]).sum())
+            step = torch.tensor(self.random.uniform(0.6, 1.7, len(sums)))[:, None]
+            first, last = (end[:, None].double() for end in sums.aminmax(dim=1))
+            line = torch.arange(1.0, len(levels)) * (last - first + 1) / len(levels) * step
+            table = (first + line).ceil().clamp(source.low, source.high + 1).int()
+        return self.add(nodes.Steps(name, (self.last,), levels[0], levels[-1], table, levels))
+
+    def requantise(
+        self, name: str, low: int, high: int, beside: str | None = None, rounding: str = "once"
+    ) -> str:
+        """Add a requantisation that gives most of its levels; halves are rounded, too."""
+        sums = self.results[self.last].transpose(0, 1).flatten(1)
+        channels = len(sums)
+        random = lambda least, end: torch.tensor(self.random.integers(least, end, channels))
+        slope = (high - low) / (sums.amax(1) - sums.amin(1) + 1).double().clamp(min=1)
+        slope = slope * torch.tensor(self.random.uniform(0.5, 2, channels))
+        factor = torch.tensor(self.random.choice([1, 1, -1, 3], channels))
+        if rounding == "double":
+            exponent = 31 - torch.frexp(slope).exponent
+            shift = exponent.clamp(31, 60)
+            multiplier = (slope * 2.0**shift).round().clamp(2**30, 2**31 - 1)
         else:
-            inputs = (self.last, shortcut)
-        steps = (table, levels, first)
-        return self.add(nodes.Steps(name, inputs, levels[0], levels[-1], *steps, floats=floats))
+            shift = random(2, 20)
+            multiplier = (slope * 2.0**shift).round().clamp(0, 2**20)
+        bias = -(sums.double().mean(1) * factor).round().int() + random(-9, 9)
+        other = random(-(2**16), 2**16) if beside else None
+        kinds = (factor.int(), bias.int(), multiplier.int(), shift.int())
+        inputs = (self.last,) if beside is None else (self.last, beside)
+        more = (None if other is None else other.int(), 1, rounding)
+        return self.add(nodes.Requantise(name, inputs, low, high, *kinds, *more))
 
     def max_pool(self, name: str, kernel: int, stride: int, padding: int) -> str:
-        windows = ((kernel, kernel), (stride, stride), (padding, padding))
+        axes = self.results[self.last].dim() - 2
+        windows = ((kernel,) * axes, (stride,) * axes, (padding,) * axes)
         return self._add_in_same_range(nodes.MaxPool, name, *windows)
 
     def expand(self, name: str, shape: tuple[int, ...]) -> str:
@@ -146,79 +175,81 @@ class RandomBuilder:
         source = self.nodes[self.last]
         return self.add(kind(name, (self.last,), source.low, source.high, *fields))
 
+    def pad(self, name: str, *padding: int) -> str:
+        source = self.nodes[self.last]
+        ends = (min(source.low, 0), max(source.high, 0))
+        return self.add(nodes.Pad(name, (self.last,), *ends, padding))
+
+    def concatenate(self, name: str, *parts: str) -> str:
+        low, high = (min(self.nodes[p].low for p in parts), max(self.nodes[p].high for p in parts))
+        return self.add(nodes.Concat(name, parts, low, high, 1))
+
     def sum_pool(self, name: str) -> str:
         """Add the sum over all positions."""
         source, kernel = self.nodes[self.last], tuple(self.results[self.last].shape[2:])
-        low, high = (kernel[0] * kernel[1] * end for end in (source.low, source.high))
-        return self.add(nodes.SumPool(name, (self.last,), low, high, kernel, kernel))
+        low, high = (int(np.prod(kernel)) * end for end in (source.low, source.high))
+        return self.add(nodes.SumPool(name, (self.last,), low, high, kernel, kernel, (0, 0)))
 
     def add_features(self, name: str, a: str, b: str) -> str:
         low, high = (self.nodes[a].low + self.nodes[b].low, self.nodes[a].high + self.nodes[b].high)
         return self.add(nodes.Add(name, (a, b), low, high))
 
-    def scores(self, name: str, classes: int, unit: float = 0.3) -> str:
-        inputs = self.results[self.last].shape[1]
-        weight = torch.tensor(self.random.normal(size=(classes, inputs)))
-        bias = self.choose(None, torch.tensor(self.random.normal(size=classes)).float())
-        return self.add(nodes.Scores(name, (self.last,), 0, 0, weight.float(), bias, unit))
+    def scores(self, name: str, classes: int, kind: str = "int8") -> str:
+        """Add a last layer."""
+        self.sum(f"{name}.sum", classes, kind)
+        return self.scored(name)
 
-    def rescaled(self, name: str) -> str:
-        count = self.results[self.last].shape[1]
-        scale, bias = (torch.tensor(self.random.normal(size=count)).float() for _ in range(2))
-        return self.add(nodes.Rescaled(name, (self.last,), 0, 0, scale, bias))
+    def scored(self, name: str, shift: int = 1) -> str:
+        """Add the scores of a sum; those of each class have a unit of its own."""
+        sums = self.results[self.last]
+        count, reach = sums.shape[1], int(sums.abs().max()) + 1
+        bias = torch.tensor(self.random.integers(-reach, reach + 1, count)).int()
+        order = torch.tensor(self.random.integers(1, 2**20, count)).int()
+        ends = (-(2**31), 2**31 - 1)
+        more = (bias, order * 1e-7, order, shift)
+        return self.add(nodes.Scores(name, (self.last,), *ends, *more))
 
-    def network(self) -> IntegerNetwork:
+    def network(self, outputs: str = "classes") -> FrozenNetwork:
         sizes = {name: tuple(x.shape[1:]) for name, x in self.results.items()}
-        return IntegerNetwork(tuple(self.nodes.values()), sizes)
+        return FrozenNetwork(tuple(self.nodes.values()), sizes, outputs=outputs)
 
 
-def _in_float32(
-    source: nodes.Node, slope: Tensor, start: Tensor, values: int, levels: int
-) -> tuple[Tensor, nodes.FloatSteps]:
-    """Thresholds of slope · (sum − start) + value, which is compared with 1, 2, … in float32."""
-    factor, addend = slope.float(), -(slope * start).float()
-    shortcut, limits = torch.arange(float(values)), torch.arange(1.0, levels)
-    sums = torch.arange(source.low, source.high + 1)
-    y = sums.float() * factor[:, None] + addend[:, None]
-    totals, begins = y[:, None] + shortcut[:, None], limits.repeat(len(y), values, 1)
-    stages = (factor[None], addend[None], False)
-    floats = nodes.FloatSteps(*stages, shortcut, limits, 1.0)
-    return torch.searchsorted(totals, begins) + source.low, floats
-
-
-def random_network(seed: int, monotone: bool = False, widest: bool = True) -> RandomBuilder:
-    """Convolutions, stairs, poolings and shortcuts of many kinds, then linear layers and scores."""
+def random_network(seed: int) -> RandomBuilder:
+    """Convolutions, stairs, requantisations, poolings and shortcuts, then a linear layer."""
     random = np.random.default_rng(1000 + seed)
-    end = None if widest else -1
-
-    def weights() -> str:
-        names = [*WEIGHTS][:end]
-        return names[random.integers(len(names))]
-
-    def levels() -> tuple[int, ...]:
-        stairs = [*LEVELS.values()][:end]
-        return stairs[random.integers(len(stairs))]
+    choose = lambda choices: choices[random.integers(len(choices))]
+    levels = lambda: choose([*LEVELS.values()])
+    weights = lambda: choose([*WEIGHTS])
 
     shape = (int(random.integers(1, 4)), int(random.integers(5, 9)), int(random.integers(5, 9)))
-    net = RandomBuilder(seed, shape, zero=int(random.choice([0, 121, 255])))
+    dtype = choose(["uint8", "uint8", "int8", "int16"])
+    zero = {"uint8": int(choose([0, 121, 255])), "int8": -7, "int16": 0}[dtype]
+    net = RandomBuilder(seed, shape, zero, dtype=dtype)
+    if dtype == "uint8" and random.integers(2):
+        net.table(*choose([(-128, 127), (-4000, 3999)]))
     net.layer("first", 6, weights(), levels(), padding=(1, 1))
     if random.integers(2):
         net.max_pool("first.pool", 3, 2, 1)
+    if random.integers(2):
+        net.pad("first.pad", 1, 0, 0, 2)
     start = net.last
-    net.sum("deep", 6, weights(), padding=(1, 1), groups=int(random.choice([1, 2, 3, 6])))
-    few_values = net.nodes[start].high - net.nodes[start].low < 70
-    shortcut = start if few_values and random.integers(2) else None
-    net.steps("deep.stair", levels(), shortcut, monotone)
+    net.sum("deep", 6, weights(), padding=(1, 1), groups=int(choose([1, 2, 3, 6])))
+    ends = choose([(0, 255), (-128, 127), (0, 15), (-20000, 20000)])
+    beside, rounding = choose([(None, "once"), (start, "once"), (None, "double")])
+    net.requantise("deep.stair", *ends, beside, rounding)
     if random.integers(2):
         net.add_features("deep.add", start, net.last)
+    if random.integers(2):
+        net.concatenate("deep.both", net.last, start)
     net.layer("wide", 5, weights(), levels(), dilation=(1, 2), padding=(0, 2), stride=(2, 1))
     if random.integers(2):
         net.sum_pool("average")
+        if random.integers(2):
+            net.requantise("average.stair", *ends)
     net.flatten("flat")
     net.sum("linear", 7, weights())
     if random.integers(2):
-        net.rescaled("linear.scores")
-    else:
         net.steps("linear.stair", levels())
-        net.scores("last", 4)
+        net.sum("last", 4, "int12")
+    net.scored("scores")
     return net

@@ -1,11 +1,10 @@
-"""Generated C against the integer network, node by node."""
+"""Generated C against the frozen network, node by node."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,20 +12,32 @@ import numpy as np
 import pytest
 import torch
 from c_networks import (
+    NETWORKS,
     bit_features,
     byte_features,
     depthwise_features,
     hostile_names,
+    lines_and_values,
     packed_features,
 )
-from compiled import BUILDS, NATIVE, check_networks, exact_scores, needs_compiler
+from compiled import (
+    BUILDS,
+    NATIVE,
+    check_networks,
+    differing,
+    needs_compiler,
+    program_of,
+    run_in_program,
+)
 from hypothesis import given, strategies as st
-from random_networks import RandomBuilder
+from random_networks import RandomBuilder, random_network
 
-from softstair.deploy import ExportError, IntegerNetwork
-from softstair.deploy.c import LANGUAGE, SCRATCH, classes, write
+from softstair._errors import SoftstairError
+from softstair.deploy import nodes
+from softstair.deploy.c import LANGUAGE, SCRATCH, build, runner, write
 from softstair.deploy.c.program import Buffer, arrange, sources
 from softstair.deploy.c.sums import pack_fields
+from softstair.deploy.nodes import ExportError
 
 STRIPS = 90_000  # bytes of scratch memory, so that tiles are computed in several strips
 
@@ -45,7 +56,7 @@ def test_packed_products_are_used_where_sums_are_proven_to_fit() -> None:
     fields = re.findall(r"\.packed_channels = (\d+),\n    \.chunk = (\d+)", text)
     # 27 inputs of 8 bits; depthwise; depthwise; 24; 9 x 24 in two chunks; 8-bit weights; 64 inputs
     expected = [("24", "0"), ("1", "0"), ("1", "0"), ("48", "32"), ("16", "112"), ("64", "0")]
-    assert fields == [*expected, ("8", "64")]
+    assert fields == [*expected, ("8", "64"), ("0", "0")]  # a last layer
     text = sources(network, "network", scratch=0)[0]["network.c"]
     assert set(re.findall(r"\.packed_channels = (\d+)", text)) == {"0"}
 
@@ -55,64 +66,64 @@ def test_depthwise_sums_have_16_bits_only_where_they_are_proven_to_fit() -> None
     assert re.findall(r"\.narrow = (\d)", text) == ["0", "1", "0", "0"]
 
 
-OPTIONS = {
-    "GNU C": ("-O2",),  # without -std=c99, GCC contracts a product and a sum by default
-    "native": ("-O3", NATIVE),
-    "contracted": ("-std=gnu11", "-O3", "-ffp-contract=fast"),
-    "fast math": ("-Ofast", NATIVE),
-    "C99": ("-std=c99", "-O2"),
-}
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)] or ["cc"]
 
 
-def few_classes(classes: int) -> RandomBuilder:
-    """A float last layer with so few classes that a compiler may unroll the loop over them."""
-    net = RandomBuilder(3, (1, 6, 6), zero=7, batch=60)
-    net.flatten("flat")
-    net.layer("linear", 300, "int4", tuple(range(-8, 8)))
-    net.scores("scores", classes)
-    return net
-
-
-def int8_scores(unbiased: bool) -> RandomBuilder:
-    """An INT8 last layer; some sums are 0, and some scales negative."""
-    net = RandomBuilder(3, (1, 6, 6), zero=7, batch=60)
-    net.flatten("flat")
-    net.layer("linear", 40, "ternary", (-1, 0, 1))
-    net.sum("last", 11, "ternary" if unbiased else "int8")
-    name = net.rescaled("scores")
-    if unbiased:
-        net.change(name, bias=torch.zeros(11))
-    return net
-
-
-SCORED: dict[str, Callable[[], RandomBuilder]] = {
-    "INT8": lambda: int8_scores(unbiased=False),
-    "INT8 without bias": lambda: int8_scores(unbiased=True),
-    "float": lambda: few_classes(2),
-}
-COMPILED = [
-    *((options, "INT8") for options in OPTIONS),
-    ("fast math", "INT8 without bias"),
-    ("native", "float"),
-    ("fast math", "float"),
-]
+@pytest.mark.nightly(keep=1)
+@needs_compiler
+@pytest.mark.parametrize("first", range(0, 500, 20))
+def test_every_node_of_random_networks_is_equal(first: int, tmp_path: Path) -> None:
+    nets = {seed: random_network(seed) for seed in range(first, first + 20)}
+    program = program_of({seed: net.network() for seed, net in nets.items()}, tmp_path)
+    for seed, net in nets.items():
+        results = run_in_program(program, seed, net.network(), net.bytes)
+        assert differing(net.results, results) == {}, seed
 
 
 @pytest.mark.nightly(keep=3)
 @needs_compiler
-@pytest.mark.parametrize(("options", "name"), COMPILED)
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_score_bits_do_not_depend_on_the_compiler_options(
-    compiler: str, options: str, name: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "threads"), [("scores", 1), ("lines", 1), ("bits", 2), ("units", 1)]
+)
+def test_runner_returns_features_scores_and_classes(
+    name: str, threads: int, tmp_path: Path
 ) -> None:
-    net = SCORED[name]()
-    write(net.network(), tmp_path)
-    command = [compiler, *OPTIONS[options], "-o", "network", "main.c", "network.c"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    _, scores = classes(tmp_path / "network", net.bytes)
-    expected = exact_scores(net)
-    assert torch.equal(scores.view(torch.int32), expected.view(torch.int32))
+    net = NETWORKS[name]()
+    network = net.network("values" if name == "lines" else "classes")
+    write(network, tmp_path / "out", "small", threads=threads)
+    results = runner(network, tmp_path / "out", threads)(net.bytes)
+    expected = {**net.results, "scores": network(net.bytes)}
+    if name != "lines":
+        expected["class"] = network.predict(net.bytes)
+    assert differing(expected, results) == {}
+    assert {x.dtype for name, x in results.items() if name != "class"} == {torch.int32}
+
+
+def test_runner_of_a_folder_without_c_raises(tmp_path: Path) -> None:
+    with pytest.raises(SoftstairError, match="holds no network"):
+        runner(bit_features().network(), tmp_path)
+
+
+@needs_compiler
+def test_program_of_a_network_without_classes_prints_values(tmp_path: Path) -> None:
+    net = lines_and_values()
+    network = net.network("values")
+    write(network, tmp_path)
+    text = "".join((tmp_path / name).read_text() for name in ("network.h", "network.c"))
+    assert "void network_run(" in text
+    assert "class" not in text.lower()
+    build(tmp_path)
+    printed = run(tmp_path, "./network", net.bytes)
+    expected = network.values(net.bytes)
+    assert torch.allclose(torch.tensor(printed, dtype=torch.float64), expected, rtol=1e-8)
+    bits = torch.tensor(run(tmp_path, "./network --bits", net.bytes), dtype=torch.int32)
+    assert torch.equal(bits, network(net.bytes))
+
+
+def run(folder: Path, command: str, x: torch.Tensor) -> list[list[float]]:
+    data = x.numpy().tobytes()
+    done = subprocess.run(command.split(), cwd=folder, input=data, capture_output=True, check=True)
+    return [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
 def test_hostile_layer_names_do_not_leave_comments() -> None:
@@ -135,9 +146,11 @@ def test_makefile_builds_a_network_of_another_name(tmp_path: Path) -> None:
     write(builder.network(), tmp_path, "tiny_net")
     strict = "WARNINGS=-Wall -Wextra -Wconversion -Wpedantic -Werror"
     subprocess.run(["make", "-s", strict, "CFLAGS=-O0"], cwd=tmp_path, check=True)
-    predicted, scores = classes(tmp_path / "tiny_net", builder.bytes)
-    assert torch.equal(predicted, builder.results["last"].argmax(1))
-    assert torch.equal(scores, exact_scores(builder))
+    network = builder.network()
+    scores = network(builder.bytes)
+    expected = torch.cat([network.predict(builder.bytes)[:, None], scores], 1)
+    assert run(tmp_path, "./tiny_net --bits", builder.bytes) == expected.tolist()
+    assert run(tmp_path, "./tiny_net", builder.bytes) == expected[:, :1].tolist()
     short = subprocess.run(
         ["./tiny_net"], cwd=tmp_path, input=b"abc", capture_output=True, check=False
     )
@@ -157,8 +170,7 @@ def test_object_file_needs_no_library_and_packs_weights(
     net.layer("first", 128, "ternary", (-1, 0, 1), padding=(1, 1))
     net.layer("large", 128, "ternary", (-1, 0, 1), padding=(1, 1))
     net.flatten("flat")
-    net.sum("linear", 128, "ternary")
-    net.rescaled("scores")
+    net.scores("linear", 128, "ternary")
     plan = write(net.network(), tmp_path)
     flags = ("-std=c99", "-O3", "-fno-builtin", "-c", "network.c")
     subprocess.run([*command, *flags], cwd=tmp_path, check=True)
@@ -220,15 +232,24 @@ def test_weights_are_packed_into_the_fewest_bits(
             assert (-value if packed.negated[output] else value) == weight[output, i]
 
 
-def test_network_without_exact_c_raises_and_names_the_layer(tmp_path: Path) -> None:
-    builder = byte_features()
-    cut = IntegerNetwork(tuple(builder.nodes.values())[:-1], builder.network().sizes)
-    with pytest.raises(ExportError, match="'flat': the network must end in scores"):
-        write(cut, tmp_path)
-    large = RandomBuilder(0, (1, 1, 2), zero=0)
-    large.flatten("flat")
-    large.sum("huge", 2, "int12")
-    large.nodes["huge"].weight.mul_(2**20)  # type: ignore[attr-defined]
-    large.rescaled("scores")
-    with pytest.raises(ExportError, match="'huge': its partial sums do not fit"):
-        write(large.network(), tmp_path)
+@given(st.integers(2, 9), st.integers(2, 9), st.integers(1, 9))
+def test_class_is_that_of_the_largest_score_in_its_unit(a: int, b: int, reach: int) -> None:
+    scores, order = torch.tensor([[reach * b, reach * a, 0]]), torch.tensor([a, b, 1])
+    node = nodes.Scores("", ("",), 0, 9, torch.zeros(3), torch.ones(3), order.int())
+    assert int(node.classes(scores.int())) == 0  # of equal ones the first
+
+
+def test_what_c_cannot_express_raises_and_names_the_layer(tmp_path: Path) -> None:
+    for shape, match in (
+        ((4, 3), "'linear': C has no linear layer over positions"),
+        ((3, 4), "'scores': C has no scores for each position"),
+    ):
+        net = RandomBuilder(0, shape, zero=0)
+        if shape == (4, 3):
+            net.weighted("linear", torch.ones(2, 3, dtype=torch.int64))
+            net.add(nodes.Flatten("flat", ("linear",), *(0, 10**6)))
+        else:
+            net.sum("linear", 2, "int4")
+        net.scored("scores")
+        with pytest.raises(ExportError, match=match):
+            write(net.network(), tmp_path)

@@ -1,4 +1,4 @@
-"""ONNX files against the integer network, under ONNX Runtime and ONNX's own evaluator."""
+"""ONNX files against the frozen network, under ONNX Runtime and ONNX's own evaluator."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from c_networks import affine_features
-from random_networks import WEIGHT_BITS, RandomBuilder, random_network
-from test_affine import residual_network
+from frozen_networks import LEVELS as STAIRS, RANGES, WEIGHT_BITS, Builder, random_network
 
 import softstair as ss
-from softstair.deploy import ExportError, IntegerNetwork, nodes, onnx as export
-from softstair.deploy.onnx import digits
+from softstair.deploy import nodes, onnx as export
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import ExportError
+from softstair.deploy.target import HERE, Target
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL", None]
+LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", None]
+ENDS = LEVELS[::3]
+OPENVINO = Target(runtime="openvino")
 QUIET = 3
+Outputs = dict[str, np.ndarray]
 
 
 def session(
@@ -39,13 +42,13 @@ def session(
     return ort.InferenceSession(model.SerializeToString(), options)
 
 
-def run(model: Any, x: torch.Tensor, **options: Any) -> dict[str, np.ndarray]:
+def run(model: Any, x: torch.Tensor, **options: Any) -> Outputs:
     runner = session(model, **options)
     names = [output.name for output in runner.get_outputs()]
     return dict(zip(names, runner.run(None, {"bytes": x.numpy()}), strict=True))
 
 
-def run_reference(model: Any, x: torch.Tensor) -> dict[str, np.ndarray]:
+def run_reference(model: Any, x: torch.Tensor) -> Outputs:
     """The outputs of ONNX's own evaluator."""
     from onnx.reference import ReferenceEvaluator
 
@@ -54,86 +57,221 @@ def run_reference(model: Any, x: torch.Tensor) -> dict[str, np.ndarray]:
     return dict(zip(names, values, strict=True))
 
 
-def assert_equal(network: IntegerNetwork, x: torch.Tensor, actual: dict[str, np.ndarray]) -> None:
-    """Compare every feature exactly, and scores of float weights up to float32 rounding."""
-    expected, outputs = network.features(x), export.feature_outputs(network)
-    assert all(isinstance(node, nodes.Sum) for node in network.nodes if node.name not in outputs)
-    for name in {*outputs} - {network.last.name}:
-        np.testing.assert_array_equal(actual[outputs[name]], expected[name].numpy(), name)
-    scores = expected[network.nodes[-1].name].numpy()
-    if isinstance(network.nodes[-1], ss.deploy.nodes.Rescaled):
-        np.testing.assert_array_equal(actual["scores"], scores)
-    spread = float(np.abs(scores).max()) if scores.size else 0.0
-    np.testing.assert_allclose(actual["scores"], scores, rtol=1e-5, atol=1e-5 * spread)
-    np.testing.assert_array_equal(actual["class"], actual["scores"].argmax(1))
+def properties(model: Any) -> dict[str, str]:
+    return {each.key: each.value for each in model.metadata_props}
 
 
-@pytest.mark.nightly(keep=5)  # of which one has sums of several digits
-@pytest.mark.parametrize("seed", range(24))
+def operators(model: Any) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def assert_equal(network: FrozenNetwork, x: torch.Tensor, model: Any, actual: Outputs) -> None:
+    """Compare everything that a file gives, exactly; only sums may be missing in it."""
+    expected, outputs = network.features(x), json.loads(properties(model)["features"])
+    missing = [node for node in network.nodes[:-1] if node.name not in outputs]
+    assert all(isinstance(node, nodes.Sum) for node in missing)
+    for name, output in outputs.items():
+        np.testing.assert_array_equal(actual[output], expected[name].numpy(), name)
+    assert_answers_equal(network, x, actual)
+
+
+def assert_answers_equal(network: FrozenNetwork, x: torch.Tensor, actual: Outputs) -> None:
+    assert actual["scores"].dtype == np.int32
+    np.testing.assert_array_equal(actual["scores"], network(x).numpy())
+    ends = {"class": network.predict, "values": network.values}
+    for name in {*ends} & {*actual}:
+        np.testing.assert_array_equal(actual[name], ends[name](x).numpy())
+
+
+def assert_right(
+    network: FrozenNetwork, x: torch.Tensor, target: Target = HERE, levels: Any = ENDS
+) -> Any:
+    """Compare what a file gives, without and with all optimisations; return the file."""
+    model = export.model(network, target, trace=True)
+    answer = {"classes": "class", "values": "values"}[network.outputs]
+    assert target == OPENVINO or answer in {output.name for output in model.graph.output}
+    for level in levels:
+        assert_equal(network, x, model, run(model, x, level=level))
+    return model
+
+
+@pytest.mark.nightly(keep=6)
+@pytest.mark.parametrize("seed", range(40))
 def test_random_networks_are_equal_at_every_optimisation_level(seed: int) -> None:
     builder = random_network(seed)
-    network, x = builder.network(), builder.bytes
-    assert builder.sums_on_thresholds > 0  # some sums are thresholds
-    with_features, plain = export.model(network, features=True), export.model(network)
-    first = run(plain, x, level="ORT_DISABLE_ALL")
+    network, x = builder.network(), builder.x
+    assert_right(network, x, levels=LEVELS)
+    # Outputs in between could keep operators from being fused: the plain file has none.
+    plain = export.model(network)
     for level in LEVELS:
-        actual = run(with_features, x, level=level)
-        assert_equal(network, x, actual)
-        # Outputs in between could keep operators from being fused: the plain file has none.
-        alone = run(plain, x, level=level)
-        for name in ("scores", "class"):
-            np.testing.assert_array_equal(alone[name], actual[name])
-            np.testing.assert_array_equal(alone[name], first[name])
+        assert_answers_equal(network, x, run(plain, x, level=level))
 
 
-@pytest.mark.parametrize("seed", range(24, 30))
+def test_random_networks_have_every_form() -> None:
+    """Whatever the seeds above draw: no form goes untested."""
+    builders = [random_network(seed) for seed in range(20)]
+    assert sum(builder.sums_on_thresholds for builder in builders) > 0
+    drawn = {type(node) for builder in builders for node in builder.nodes.values()}
+    assert drawn >= {nodes.Requantise, nodes.Steps, nodes.SumPool, nodes.Add, nodes.MaxPool}
+    kinds = {kind for builder in builders for kind in operators(export.model(builder.network()))}
+    wide = {"Conv", "MatMul", "QuantizeLinear", "Floor", "Sign", "Gather"}
+    assert kinds >= {"QLinearConv", "ConvInteger", "MatMulInteger", "GreaterOrEqual", *wide}
+
+
+@pytest.mark.parametrize("seed", range(40, 46))
 def test_random_networks_are_equal_under_the_reference_evaluator(seed: int) -> None:
     builder = random_network(seed)
-    network, x = builder.network(), builder.bytes[:2]
-    assert_equal(network, x, run_reference(export.model(network, features=True), x))
+    network, x, model = (
+        builder.network(),
+        builder.x[:2],
+        export.model(builder.network(), HERE, True),
+    )
+    assert_equal(network, x, model, run_reference(model, x))
 
 
-def byte_inputs(network: IntegerNetwork, count: int) -> torch.Tensor:
-    """Random bytes, and bytes that are all 0, all 255, or either."""
-    shape, generator = network.input.shape, torch.Generator().manual_seed(0)
-    draws = [torch.randint(n, (count, *shape), generator=generator) for n in (256, 2)]
-    ends = torch.tensor([0, 255]).reshape(2, 1, 1, 1).expand(2, *shape)
-    return torch.cat([draws[0], ends, 255 * draws[1]]).to(torch.uint8)
+@pytest.mark.parametrize("rounding", ["once", "double"])
+@pytest.mark.parametrize("ends", RANGES)
+def test_requantisations_are_equal(ends: tuple[int, int], rounding: nodes.Rounding) -> None:
+    """Of sums, of averages, with factors, in both directions and on vectors."""
+    net = Builder(0, (3, 8, 8), zero=121)
+    for name, options in {
+        "plain": {},
+        "coarse": {"significant": 9},
+        "turned": {"negative": True},
+        "larger": {"factor": 25, "negative": True},
+    }.items():
+        net.sum(f"{name}.sum", 6, "int8", padding=(1, 1))
+        net.requantise(name, *ends, rounding=rounding, **options)
+    net.sum_pool("average")
+    net.requantise("average.stair", *ends, rounding=rounding)
+    net.flatten("flat")
+    net.sum("linear", 5, "ternary")
+    net.requantise("linear.stair", rounding=rounding)
+    assert_right(net.head(), net.x)
 
 
-@pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize(("quantum", "bits"), [(0.0235, 8), (1 / 32, 8), (0.2431, 4)])
-def test_residual_networks_have_no_thresholds_at_shortcuts(quantum: float, bits: int) -> None:
-    network = residual_network(quantum, bits)
-    x = byte_inputs(network, 30)
-    model, outputs = export.model(network, features=True), export.feature_outputs(network)
-    stairs = [node.name for node in network.nodes if isinstance(node, nodes.Steps)]
-    stairs = [name for name in stairs if len(network.node(name).inputs) == 2]
-    prefixes = tuple(outputs[name].removesuffix("_value") for name in stairs)
-    kinds = {node.op_type for node in model.graph.node if node.name.startswith(prefixes)}
-    assert {"Max", "Less"} <= kinds  # of wide steps alone
-    assert "GreaterOrEqual" not in kinds
-    for level in LEVELS:
-        assert_equal(network, x, run(model, x, level=level))
-    assert model.ByteSize() < 40_000
-    assert_equal(network, x[:5], run_reference(model, x[:5]))
+def halves(count: int) -> tuple[Builder, FrozenNetwork]:
+    """Sums of which each is a half, up or down, or next to one: x/2, (2x + 1)/4 and others."""
+    net = Builder(0, (1, 16, 32), batch=1)
+    net.x = torch.arange(512).remainder(256).reshape(1, 1, 16, 32).to(torch.uint8)
+    net.add(net.nodes["input"])
+    weight = torch.tensor([1, -1, 2, 3]).repeat(count)[:count].reshape(-1, 1, 1, 1).to(torch.int8)
+    net.add_sum("sum", weight, net.nodes["input"])
+    for rounding, shift in (("once", [1, 2, 0, 3]), ("double", [31, 32, 33, 34])):
+        shifts = torch.tensor(shift).repeat(count)[:count].int()
+        multiplier = torch.full((count,), 1 if rounding == "once" else 2**30).int()
+        bias = torch.arange(count).int() - 1
+        numbers = (torch.ones_like(bias), bias, multiplier, shifts)
+        net.add(nodes.Requantise(rounding, ("sum",), -128, 127, *numbers, None, rounding=rounding))
+    net.add(nodes.Concat("both", ("once", "double"), -128, 127, 1))
+    return net, net.head()
 
 
-@pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("seed", range(5))
-def test_levels_of_affine_steps_are_equal(seed: int) -> None:
-    builder = affine_features(seed)
-    network, x = builder.network(), builder.bytes
-    model = export.model(network, features=True)
-    wide = {node.name for node in model.graph.node if node.op_type == "Less"}
-    assert {"deep_stair_too_high", "biased_stair_too_high"} <= wide
-    for level in LEVELS:
-        assert_equal(network, x, run(model, x, level=level))
+def test_halves_are_rounded_as_the_definition_does() -> None:
+    net, network = halves(8)
+    assert_right(network, net.x)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("table", ["int8", "int16"])
+def test_inputs_are_looked_up(dtype: str, table: str) -> None:
+    net = Builder(0, (3, 8, 8), dtype=dtype, table=table)
+    net.sum("sum", 6, "int4", padding=(1, 1))
+    net.requantise("stair")
+    model = assert_right(net.head(), net.x)
+    assert "table" in properties(model)
+    sound = Builder(0, (2, 12), dtype=dtype, table=table)
+    sound.layer("first", 3, "int4", (-1, 0, 1))
+    assert_right(sound.head(), sound.x)
+
+
+def test_sums_near_the_ends_of_32_bits_are_equal() -> None:
+    for kind, dtype, inputs in (("int8", "int16", 500), ("int12", "uint8", 4000)):
+        net = Builder(0, (inputs // 4, 2, 2), dtype=dtype)
+        weight = {"int8": (-128, 127), "int12": (-2048, 2047)}[kind]
+        ends = torch.iinfo(net.x.dtype)
+        rows = torch.tensor(weight).repeat_interleave(2)[:, None].expand(-1, inputs)
+        rows = rows.to(torch.int8 if kind == "int8" else torch.int16).contiguous()
+        net.x[0], net.x[1] = ends.min, ends.max
+        net.add(net.nodes["input"])
+        net.add_sum("conv", rows.reshape(4, -1, 2, 2), net.nodes["input"])
+        assert max(-net.nodes["conv"].low, net.nodes["conv"].high) > 2**30.9
+        net.requantise("stair", -128, 127)
+        net.flatten("flat")
+        net.last = "input"
+        net.flatten("flat input")
+        net.add_sum("linear", rows, net.nodes["flat input"])
+        net.requantise("linear.stair", -128, 127)
+        net.add(nodes.Concat("both", ("flat", "linear.stair"), -128, 127, 1))
+        model = assert_right(net.head(), net.x)
+        assert len({"ConvInteger", "MatMul"} & {*operators(model)}) == 2
+
+
+def test_the_class_is_that_of_scores_in_64_bits() -> None:
+    net = Builder(0, (4, 2, 2), batch=30)
+    net.flatten("flat")
+    net.sum("sum", 5, "int8")
+    net.scores("last", shift=10)
+    last = net.nodes["last"]
+    order = torch.tensor([2**30, 2**30 - 1, 2**30 - 2, 2**29, 3], dtype=torch.int32)
+    for same, kinds in ((False, True), (True, False)):
+        rows = torch.full_like(order, 7) if same else order
+        own = (last.bias, order.double(), rows, last.shift)
+        net.add(nodes.Scores("last", ("sum",), last.low, last.high, *own))
+        network = net.network()
+        assert len({*network.predict(net.x).tolist()}) > 1
+        model = assert_right(network, net.x)
+        assert (
+            "Mul" in {node.op_type for node in model.graph.node if "ranked" in node.name}
+        ) is kinds
+    # Of equal scores the first is taken.
+    net.x.zero_()
+    net.nodes["last"].bias.zero_()
+    assert network.predict(net.x).tolist() == [0] * 30
+    assert_right(network, net.x)
+
+
+def test_outputs_that_are_values() -> None:
+    net = Builder(0, (2, 4, 4))
+    net.layer("first", 3, "ternary", (-1, 0, 1))
+    net.head(3)
+    network = net.network(outputs="values", classes=("x", "y", "z"))
+    model = assert_right(network, net.x)
+    assert {"scores", "values"} <= {output.name for output in model.graph.output}
+    assert json.loads(properties(model)["classes"]) == ["x", "y", "z"]
+    assert json.loads(properties(model)["scales"]) == network.last.scale.tolist()
+
+
+def test_scores_of_positions_and_layers_applied_to_each(tmp_path: Path) -> None:
+    """Channels are the last axis: a linear layer on (N, T, C)."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-8, 8, (6, 5), generator=generator).to(torch.int8)
+    x = torch.randint(256, (7, 4, 5), generator=generator).to(torch.uint8)
+    table = torch.tensor([[-100, 0, 100]]).repeat(6, 1).int() + torch.arange(6)[:, None].int()
+    ones = torch.ones(6, dtype=torch.int32)
+    last = torch.randint(-8, 8, (3, 6), generator=generator).to(torch.int8)
+    order = torch.tensor([2**30, 2**29, 2**28], dtype=torch.int32)
+    rows = (
+        nodes.Input("input", (), 0, 255, (4, 5), 1.0),
+        nodes.Sum("sum", ("input",), -20_000, 20_000, weight),
+        nodes.Steps("stair", ("sum",), 0, 3, table, (0, 1, 2, 3), axis=2),
+        nodes.Requantise("other", ("sum",), -128, 127, ones, ones, 3 * ones, 8 * ones, axis=2),
+        nodes.Add("both", ("stair", "other"), -128, 130),
+        nodes.Sum("scores", ("both",), -10_000, 10_000, last),
+        nodes.Scores(
+            "last", ("scores",), -10_000, 10_000, order[:3], order.double(), order, axis=2
+        ),
+    )
+    sizes = {name: (4, 6) for name in ("sum", "stair", "other", "both")}
+    sizes |= {"input": (4, 5), "scores": (4, 3), "last": (4, 3)}
+    network = FrozenNetwork(rows, sizes)
+    assert_right(network, x)
+    assert network.predict(x).shape == (7, 4)
 
 
 def test_results_do_not_depend_on_batch_size_or_threads() -> None:
     builder = random_network(3)
-    model, x = export.model(builder.network(), features=True), builder.bytes
+    model, x = export.model(builder.network(), HERE, True), builder.x
     together = run(model, x)
     for threads in (1, 2, 5):
         for start, count in ((0, 1), (1, 1), (2, 5)):
@@ -148,13 +286,9 @@ def test_results_do_not_depend_on_batch_size_or_threads() -> None:
     [("ternary", 5), ("sign", 64), ("binary", 5), ("int4", 64), ("int8", 5), ("even", 64)],
 )
 def test_weights_are_stored_in_the_fewest_bits(tmp_path: Path, kind: str, outputs: int) -> None:
-    net = RandomBuilder(0, (3, 9, 9), zero=7)
-    net.flatten("flat")
-    net.sum("linear", outputs, kind)
-    net.rescaled("scores")
-    network = net.network()
-    model = export.model(network, features=True)
-    assert_equal(network, net.bytes, run(model, net.bytes))
+    net = Builder(0, (3, 9, 9), zero=7)
+    network = net.head(outputs, kind)
+    model = assert_right(network, net.x)
     stored = max(len(constant.raw_data) for constant in model.graph.initializer)
     assert stored == -(-outputs * 243 * WEIGHT_BITS[kind] // 8)
     # ONNX Runtime unpacks them once, when it loads the file.
@@ -166,21 +300,21 @@ def test_weights_are_stored_in_the_fewest_bits(tmp_path: Path, kind: str, output
 def test_products_of_the_largest_bytes_do_not_saturate() -> None:
     """Older x86 processors add pairs of products in 16 bits, which 255·128 twice exceeds."""
     for weight in (-128, 127):
-        net = RandomBuilder(0, (64, 4, 4), zero=0)
-        net.bytes.fill_(255)
+        net = Builder(0, (64, 4, 4))
+        net.x.fill_(255)
         net.add(net.nodes["input"])
-        net.sum("conv", 8, "int8", padding=(1, 1))
-        node = net.nodes["conv"]
-        node.weight.fill_(weight)  # type: ignore[attr-defined]
-        net.add(node)
+        weights = torch.full((8, 64, 3, 3), weight).to(torch.int8)
+        net.add_sum("conv", weights, net.nodes["input"])
+        net.requantise("stair", significant=9)
+        net.add_sum("other", weights, net.nodes["input"])
         net.flatten("flat")
-        net.rescaled("scores")
-        assert_equal(net.network(), net.bytes, run(export.model(net.network(), True), net.bytes))
+        net.scores("last")
+        model = assert_right(net.network(), net.x)
+        assert {"QLinearConv", "ConvInteger"} <= {*operators(model)}
 
 
 def test_file_has_standard_operators_and_every_shape(tmp_path: Path) -> None:
-    network = random_network(1).network()
-    model = onnx.load(export.write(network, tmp_path / "network.onnx", features=True))
+    model = onnx.load(export.write(random_network(1).network(), tmp_path / "a.onnx", trace=True))
     onnx.checker.check_model(model, full_check=True)
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
     assert all(node.domain == "" for node in model.graph.node)
@@ -194,55 +328,105 @@ def test_file_has_standard_operators_and_every_shape(tmp_path: Path) -> None:
 
 def test_names_in_the_file_are_identifiers() -> None:
     names = ["scores", "class", "a.b", "a_b", 'x"; DROP', "ü\n", "", "7", "a_b_value", "bytes"]
-    net = RandomBuilder(0, (3, 6, 6), zero=3)
+    net = Builder(0, (3, 6, 6), zero=3)
     for layer, stair in zip(names[:8:2], names[1:8:2], strict=True):
         net.sum(layer, 4, "ternary", padding=(1, 1))
         net.steps(stair, (-1, 0, 1))
     net.flatten("a_b_value")
-    net.scores("bytes", 3)
-    model = export.model(net.network(), features=True)
-    assert_equal(net.network(), net.bytes, run(model, net.bytes))
+    net.sum("values", 3, "int8")
+    net.scores("bytes")
+    model = assert_right(net.network(), net.x)
     graph = model.graph.node
     identifiers = [name for node in graph for name in (node.name, *node.input, *node.output)]
     assert all(name.isascii() and name.isidentifier() for name in identifiers)
     assert len({node.name for node in graph}) == len(model.graph.node)
 
 
+def test_runner_gives_what_a_file_has(tmp_path: Path) -> None:
+    builder = random_network(2)
+    network = builder.network()
+    for trace in (False, True):
+        actual = export.runner(export.write(network, tmp_path / "a.onnx", trace=trace))(builder.x)
+        assert torch.equal(actual.pop("scores"), network(builder.x))
+        assert torch.equal(actual.pop("class"), network.predict(builder.x))
+        assert {*network.stairs} <= {*actual} if trace else not actual
+        expected = network.features(builder.x)
+        assert all(torch.equal(value, expected[name]) for name, value in actual.items())
+
+
 def test_metadata_of_the_file(tmp_path: Path) -> None:
-    network = random_network(1).network()
-    (count,) = network.sizes[network.nodes[-1].name]
+    builder = random_network(1)
+    count = builder.results[builder.last].shape[1]
     classes = [f"class «{number}»" for number in range(count)]
-    path = export.write(network, tmp_path / "network.onnx", classes=classes)
+    network = builder.network(classes=classes)
+    path = export.write(network, tmp_path / "network.onnx", cpu="arm")
     metadata = ort.InferenceSession(path).get_modelmeta()
     assert metadata.producer_name == "softstair"
-    properties = metadata.custom_metadata_map
-    assert json.loads(properties["classes"]) == classes
-    assert (properties["zero"], properties["scale"]) == (str(network.input.zero), "64.0")
-    with pytest.raises(ValueError, match=f"classes must be {count} names"):
-        export.model(network, classes=["one"])
+    written = metadata.custom_metadata_map
+    assert json.loads(written["classes"]) == classes
+    assert (written["zero"], written["unit"]) == (str(network.input.zero), "0.015625")
+    assert (written["cpu"], written["runtime"]) == ("arm", "onnxruntime")
+    assert (written["softstair"], written["digest"]) == (ss.__version__, network.digest)
+    assert metadata.version >= 0
+    again = export.write(network, tmp_path / "again.onnx", cpu="arm")
+    assert again.read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("largest", [1, 15, 255, 4095, 70_000])
-def test_digits_sum_to_the_weights(largest: int) -> None:
-    weight = np.random.default_rng(largest).integers(-2000, 2000, (3, 40))
-    parts = digits("conv", weight, -largest, largest)
-    np.testing.assert_array_equal(sum(part << shift for shift, part in parts), weight)
-    assert all(np.abs(part).sum(1).max() * largest < 2**24 for _, part in parts)
-
-
-def test_sums_that_are_not_exact_raise_and_name_the_layer() -> None:
-    with pytest.raises(ExportError, match=r"'my\.layer': its sums are not exact"):
-        digits("my.layer", np.ones((1, 2**12), np.int64), 0, 2**12)
-    net = RandomBuilder(0, (4, 20, 20), zero=0)
-    net.layer("first", 64, "int8", tuple(range(0, 30_000, 1000)), padding=(1, 1))
-    net.sum("deep.er", 4, "int12")
-    net.flatten("flat")
-    net.rescaled("scores")
+def test_sums_that_do_not_fit_raise_and_name_the_layer() -> None:
+    weight = torch.full((4, 2**15, 1, 1), 127).to(torch.int8)
+    rows = (
+        nodes.Input("input", (), 0, 2**15 - 1, (2**15, 1, 1), 1.0, dtype="int16"),
+        nodes.Sum("deep.er", ("input",), 0, 2**31 - 1, weight),
+        nodes.Flatten("flat", ("deep.er",), 0, 2**31 - 1),
+        nodes.Scores("last", ("flat",), 0, 2**31 - 1, *[torch.ones(4).int()] * 3),
+    )
+    sizes = {"input": (2**15, 1, 1), "deep.er": (4, 1, 1), "flat": (4,), "last": (4,)}
     with pytest.raises(ExportError, match=r"'deep\.er': its partial sums do not fit"):
-        export.model(net.network())
+        export.model(FrozenNetwork(rows, sizes))
+
+
+def test_pooling_without_channels_is_refused() -> None:
+    net = Builder(0, (3, 8))
+    net.max_pool("my.pool", 2, 2, 0)
+    with pytest.raises(ExportError, match=r"'my\.pool': ONNX cannot pool without channels"):
+        export.model(net.head())
 
 
 def test_missing_onnx_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[onnx\]'"):
         export.model(random_network(0).network())
+
+
+def deep(seed: int = 0) -> Builder:
+    """A layer whose inputs are int8 on ARM, and a linear layer."""
+    net = Builder(seed, (1, 16, 16), batch=2)
+    net.layer("first", 64, "ternary", STAIRS["ternary"], even=True, padding=(1, 1))
+    net.layer("deep", 64, "ternary", STAIRS["ternary"], even=True, padding=(1, 1))
+    net.max_pool("pool", 4, 4, 0)
+    net.flatten("flat")
+    net.layer("linear", 8, "ternary", STAIRS["ternary"], even=True)
+    net.head()
+    return net
+
+
+@pytest.mark.parametrize("cpu", ["x86", "arm"])
+def test_onnx_for_x86_has_no_int8_features(cpu: Any) -> None:
+    net = deep()
+    model = assert_right(net.network(), net.x, Target(cpu))
+    stored = {each.name: onnx.numpy_helper.to_array(each).dtype for each in model.graph.initializer}
+    convs = [node for node in model.graph.node if node.op_type == "QLinearConv"]
+    assert sum(stored[node.input[2]] == np.int8 for node in convs) == (cpu == "arm")
+    assert properties(model)["cpu"] == cpu
+
+
+def test_onnx_for_openvino_has_none_of_what_it_reads_wrongly() -> None:
+    net = deep()
+    plain, model = export.model(net.network()), assert_right(net.network(), net.x, OPENVINO)
+    assert "QLinearConv" not in operators(model)
+    assert {"ConvInteger", "MatMulInteger"} <= {*operators(model)}
+    stored = {tensor.name for tensor in model.graph.initializer}
+    assert all(n.input[1] in stored for n in model.graph.node if n.op_type == "MatMulInteger")
+    assert "runtime=openvino" in properties(plain)["note"]
+    assert "INFERENCE_PRECISION_HINT" in properties(model)["note"]
+    assert properties(model)["runtime"] == "openvino"

@@ -1,20 +1,20 @@
-"""QONNX files against the integer network, under the executor of the qonnx package."""
+"""QONNX files against the frozen network, under the executor of the qonnx package."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from random_networks import LEVELS, WEIGHT_BITS, WEIGHTS, RandomBuilder, random_network
-from test_affine import residual_network
-from torch import nn
+from frozen_networks import LEVELS, WEIGHT_BITS, WEIGHTS, Builder, random_network
 
-import softstair as ss
-from softstair.deploy import ExportError, IntegerNetwork, integerise, nodes, qonnx as export
-from softstair.models import ResidualBlock
+from softstair.deploy import nodes, qonnx as export
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import ExportError
+from softstair.deploy.onnx_graph import OnnxGraph
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("qonnx", reason="qonnx is not installed")
@@ -40,24 +40,26 @@ def execute(model: Any, x: torch.Tensor, everything: bool = True) -> dict[str, n
     return execute_onnx(model, {name: x.numpy().astype(np.float32)}, everything)
 
 
-def assert_equal(network: IntegerNetwork, x: torch.Tensor, actual: dict[str, np.ndarray]) -> None:
-    expected, tensors = network.features(x), export.feature_tensors(network)
+def assert_equal(network: FrozenNetwork, x: torch.Tensor, actual: dict[str, np.ndarray]) -> None:
+    expected, names = network.features(x), OnnxGraph(network).identifiers
     for node in network.nodes[:-1]:
-        result = actual[tensors[node.name]]
+        result = actual[names[node.name]]
         np.testing.assert_array_equal(result, expected[node.name].numpy(), node.name)
-    scores = expected[network.nodes[-1].name].numpy()
-    if isinstance(network.last, nodes.Rescaled):
-        np.testing.assert_array_equal(actual["scores"], scores)
-    spread = float(np.abs(scores).max())
-    np.testing.assert_allclose(actual["scores"], scores, rtol=1e-5, atol=1e-5 * spread)
+    np.testing.assert_array_equal(actual["scores"], expected[network.last.name].numpy())
 
 
-@pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("seed", range(8))
+def assert_right(network: FrozenNetwork, x: torch.Tensor) -> Any:
+    """Compare what a file gives for a batch; return the file."""
+    model = ModelWrapper(export.model(network)).transform(ChangeBatchSize(len(x)))
+    assert_equal(network, x, execute(model.transform(InferShapes()), x))
+    return model
+
+
+@pytest.mark.nightly(keep=2)
+@pytest.mark.parametrize("seed", range(12))
 def test_random_networks_are_equal(tmp_path: Path, seed: int) -> None:
-    builder = random_network(seed, monotone=True, widest=False)
-    network, x = builder.network(), builder.bytes
-    assert builder.sums_on_thresholds > 0
+    builder = random_network(seed, widest=False)
+    network, x = builder.network(), builder.x
     path = export.write(network, tmp_path / "network.onnx")
     # As written, with a batch of one.
     model = ModelWrapper(str(path))
@@ -69,7 +71,7 @@ def test_random_networks_are_equal(tmp_path: Path, seed: int) -> None:
     assert_equal(network, x, execute(typed, x))
     clean = cleanup_model(typed)
     (scores,) = execute(clean, x, everything=False).values()
-    np.testing.assert_array_equal(scores, execute(model, x)["scores"])
+    np.testing.assert_array_equal(scores, network(x).numpy())
     kinds = {node.op_type for node in clean.graph.node}
     assert "MultiThreshold" in kinds
     assert kinds & {"Quant", "BipolarQuant"}
@@ -79,15 +81,13 @@ def test_random_networks_are_equal(tmp_path: Path, seed: int) -> None:
     ("kind", "stair"), [*zip([*WEIGHTS][:-1], LEVELS, strict=False), ("ternary", "uint6")]
 )
 def test_tensors_are_annotated_with_their_integer_type(kind: str, stair: str) -> None:
-    net = RandomBuilder(1, (3, 5, 5), zero=121)
+    net = Builder(1, (3, 5, 5), zero=121)
     net.sum("conv", 4, kind)
     net.steps("stair", LEVELS[stair])
-    net.flatten("flat")
-    net.scores("scores", 3)
-    network = net.network()
+    network = net.head(3)
     model = ModelWrapper(export.model(network))
-    actual = execute(model, net.bytes[:1])
-    assert_equal(network, net.bytes[:1], actual)
+    actual = execute(model, net.x[:1])
+    assert_equal(network, net.x[:1], actual)
     datatypes = {name: model.get_tensor_datatype(name) for name in ("bytes", "conv", "stair")}
     for name, datatype in datatypes.items():
         assert datatype.is_integer()
@@ -103,51 +103,64 @@ def test_tensors_are_annotated_with_their_integer_type(kind: str, stair: str) ->
         assert datatypes["stair"] == DataType["BIPOLAR"]
 
 
-def test_residual_networks_are_equal() -> None:
-    torch.manual_seed(2)
-    stem = (nn.Conv2d(2, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), ResidualBlock(5, 5, 1))
-    model = nn.Sequential(*stem, nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3))
-    model[3].activation = nn.Identity()  # the stair follows another normalisation
-    net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.linear(2, quantum=0.25), skip="7")
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.weight)  # some are negative
-            nn.init.normal_(module.bias)
-    x = torch.randint(256, (6, 2, 4, 4), dtype=torch.uint8)
-    net((x.float() - 128) / 64)
-    network = integerise(net.eval(), (2, 4, 4), zero=128, scale=64.0)
-    assert sum(isinstance(node, nodes.Steps) and len(node.inputs) == 2 for node in network.nodes)
-    model = ModelWrapper(export.model(network)).transform(ChangeBatchSize(len(x)))
-    assert_equal(network, x, execute(model.transform(InferShapes()), x))
+@pytest.mark.parametrize("rounding", ["once", "double"])
+def test_requantisations_of_one_input_are_thresholds(rounding: nodes.Rounding) -> None:
+    net = Builder(0, (2, 6, 6), zero=121)
+    for name, negative in (("first", False), ("second", True)):
+        net.sum(f"{name}.sum", 4, "int8", padding=(1, 1))
+        net.requantise(name, rounding=rounding, negative=negative)
+    model = assert_right(net.head(), net.x)
+    assert len(model.get_nodes_by_op_type("MultiThreshold")) == 2
+    assert not model.get_nodes_by_op_type("Floor")
 
 
-def test_shortcuts_of_many_levels_are_equal_and_small() -> None:
-    network = residual_network(0.0235, bits=6)
-    x = torch.randint(256, (4, 1, 8, 8), dtype=torch.uint8)
-    model = ModelWrapper(export.model(network)).transform(ChangeBatchSize(len(x)))
-    assert len(model.get_nodes_by_op_type("MultiThreshold")) == 4  # one per stair
-    actual = execute(model.transform(InferShapes()), x)
-    assert_equal(network, x, actual)
-    (scores,) = execute(cleanup_model(model), x, everything=False).values()
-    np.testing.assert_array_equal(scores, actual["scores"])
+@pytest.mark.parametrize("rounding", ["once", "double"])
+def test_shortcuts_and_many_levels_are_in_float64(rounding: nodes.Rounding) -> None:
+    net = Builder(0, (2, 6, 6), zero=121)
+    net.sum("first", 4, "int4", padding=(1, 1))
+    start = net.requantise("start", -128, 127)
+    net.sum("second", 4, "int4", padding=(1, 1))
+    net.requantise("joined", -128, 127, beside=start)
+    net.sum("third", 4, "int4", padding=(1, 1))
+    net.requantise("many", -3000, 3000, rounding=rounding)
+    model = assert_right(net.head(kind="ternary"), net.x)
+    assert len(model.get_nodes_by_op_type("MultiThreshold")) == 1
+    assert len(model.get_nodes_by_op_type("Floor")) == (2 if rounding == "once" else 3)
 
 
-def test_thresholds_without_order_in_the_shortcut_raise() -> None:
-    """Those of a trained network have one; :func:`test_residual_networks_are_equal` has such."""
-    net = RandomBuilder(0, (3, 6, 6), zero=3)
-    start = net.layer("first", 4, "ternary", (-1, 0, 1), padding=(1, 1))
-    net.sum("deep", 4, "ternary", padding=(1, 1))
-    net.steps("my.block", (-1, 0, 1), shortcut=start)
-    net.flatten("flat")
-    net.scores("last", 3)
-    with pytest.raises(ExportError, match=r"'my\.block': .* neither fall nor rise"):
-        export.model(net.network())
+@pytest.mark.parametrize("table", ["int8", "int16"])
+def test_inputs_are_looked_up(table: str) -> None:
+    net = Builder(0, (3, 5, 5), table=table)
+    net.layer("first", 4, "ternary", (-1, 0, 1))
+    assert_right(net.head(), net.x)
+
+
+def test_classes_and_values_follow_from_the_metadata() -> None:
+    net = Builder(0, (2, 4, 4), batch=30)
+    net.layer("first", 3, "ternary", (-1, 0, 1))
+    network = net.head(3)
+    written = {each.key: each.value for each in export.model(network).metadata_props}
+    order, scales = (np.array(json.loads(written[key])) for key in ("order", "scales"))
+    scores = network(net.x).numpy()
+    assert len({*network.predict(net.x).tolist()}) > 1
+    np.testing.assert_array_equal((scores * order).argmax(1), network.predict(net.x).numpy())
+    np.testing.assert_array_equal(scores * scales, network.values(net.x).numpy())
+    assert (written["digest"], written["zero"]) == (network.digest, "0")
+
+
+def test_last_layers_are_in_float64_where_their_sums_are_wide() -> None:
+    net = Builder(0, (64, 4, 4))
+    network = net.head(3, "int12")
+    assert max(-network.last.low, network.last.high) > 2**24
+    assert_right(network, net.x)
 
 
 def test_sums_that_float32_rounds_raise() -> None:
-    net = RandomBuilder(0, (64, 4, 4), zero=0)
+    net = Builder(0, (64, 4, 4))
     net.flatten("flat")
     net.sum("too.wide", 4, "int12")
-    net.rescaled("scores")
+    net.requantise("stair")
+    net.sum("sum", 3, "ternary")
+    net.scores("last")
     with pytest.raises(ExportError, match=r"'too\.wide': QONNX holds integers below"):
         export.model(net.network())

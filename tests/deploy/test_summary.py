@@ -10,6 +10,8 @@ import networks
 import softstair as ss
 from softstair._errors import SoftstairError
 from softstair.deploy.c.program import memory_plan
+from softstair.deploy.nodes import ExportError
+from softstair.deploy.summary import report as report_of
 
 TERNARY = ss.Stair.ternary()
 
@@ -38,7 +40,7 @@ def test_rows_have_costs_and_the_memory_is_that_of_the_program() -> None:
     model(torch.zeros(2, 2, 9, 9))
     int4 = ss.Stair.linear(4, signed=True, quantum=0.25)
     net = ss.quantise(model, int4, TERNARY, skip="4")
-    report = ss.report(net, (2, 9, 9), 121, 64.0)
+    report = report_of(net, (2, 9, 9), 121, 64.0)
     rows = {row.name: row for row in report.rows}
     assert [row.exports for row in report.rows] == ["yes"] * 5
     assert [*rows] == list("01234")
@@ -48,7 +50,7 @@ def test_rows_have_costs_and_the_memory_is_that_of_the_program() -> None:
     assert conv.stair.startswith("int4, quantum 0.25")
     assert report.exports_exactly
     assert report.plan is not None
-    integer = ss.deploy.integerise(net, (2, 9, 9), 121, 64.0)
+    integer = ss.freeze(net, (2, 9, 9), zero=121, scale=64.0)
     assert report.plan.ram == memory_plan(integer).ram
     assert report.plan.flash >= memory_plan(integer).flash
     shown = str(report).splitlines()
@@ -61,28 +63,28 @@ def test_float_network_is_reported_in_ternary_and_left_as_it_is() -> None:
     model = plain(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4))
     model(torch.zeros(2, 1, 5, 5))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    report = ss.report(model, (1, 5, 5))
+    report = report_of(model, (1, 5, 5))
     assert report.conclusion.startswith("in ternary, with '4' in float: exports exactly")
     assert [row.became for row in report.rows if row.layer is not None] == [
         "stair weights",
         "ternary stair instead of ReLU",
     ]
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    without = ss.report(model)
+    without = report_of(model)
     assert without.exports_exactly is None
     assert "give `shape`" in without.conclusion
 
 
 def test_what_does_not_export_is_named_and_what_follows_a_stair_is_examined() -> None:
     net = ss.quantise(Hindered(), TERNARY, TERNARY, skip="head")
-    report = ss.report(net, (1, 8, 8))
+    report = report_of(net, (1, 8, 8))
     exports = {row.name: row.exports for row in report.rows}
     assert exports["norm"].startswith("after training perhaps: cannot export 'norm': negative")
     assert exports["group"].startswith("cannot export 'group': GroupNorm")
     assert {exports[name] for name in ("conv", "point", "relu", "flatten", "head")} == {"yes"}
     assert not report.exports_exactly
-    with pytest.raises(ss.deploy.ExportError) as caught:
-        ss.deploy.integerise(net, (1, 8, 8), 128, 64.0)
+    with pytest.raises(ExportError) as caught:
+        ss.freeze(net, (1, 8, 8), zero=128, scale=64.0)
     assert report.conclusion == f"does not export exactly: {caught.value}"
     assert str(report).count("no (") == 3
 
@@ -91,27 +93,14 @@ def test_what_training_may_change_is_said() -> None:
     model = plain(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.BatchNorm2d(4))
     model(torch.zeros(2, 1, 6, 6))
     net = ss.quantise(model, TERNARY, TERNARY, skip="5").eval()
-    report = ss.report(net, (1, 6, 6))
+    report = report_of(net, (1, 6, 6))
     assert report.exports_exactly
     assert "as it is, but training may change that: cannot export '2'" in report.conclusion
-    ss.deploy.integerise(net, (1, 6, 6), 128, 64.0)
+    ss.freeze(net, (1, 6, 6), zero=128, scale=64.0)
     norm = net.get_submodule("2")
     assert isinstance(norm, nn.BatchNorm2d)
     norm.weight.data[1] = -0.5
-    assert not ss.report(net, (1, 6, 6)).exports_exactly
-
-
-def test_a_learned_quantum_may_stop_being_a_power_of_two() -> None:
-    """An average of unknown quantum exports before training only, where the quantum is 1."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
-    )  # fmt: skip
-    stairs = {"weights": ss.Stair.ternary(), "features": ss.Stair.ternary()}
-    for quanta, is_sure in (("fixed", True), ("learned", False)):
-        report = ss.report(ss.quantise(model, **stairs, quanta=quanta), (1, 8, 8))
-        assert report.exports_exactly
-        assert ("training may change that: cannot export '5'" not in report.conclusion) == is_sure
+    assert not report_of(net, (1, 6, 6)).exports_exactly
 
 
 def test_wrong_inputs_are_named(capfd: pytest.CaptureFixture[str]) -> None:
@@ -122,14 +111,14 @@ def test_wrong_inputs_are_named(capfd: pytest.CaptureFixture[str]) -> None:
         net = ss.quantise(net, TERNARY, TERNARY)
         sentence = r"^cannot export '\w+': .* Correct the shape"
         with pytest.raises(SoftstairError, match=sentence) as caught:
-            ss.report(net, shape)
+            report_of(net, shape)
         if len(shape) == 3:
             with pytest.raises(ValueError, match="Correct the shape") as exported:
-                ss.deploy.integerise(net, shape)
+                ss.freeze(net, shape)
             assert str(caught.value) == str(exported.value)
         assert caught.value.field == "shape"
     assert capfd.readouterr().err == ""
-    report = ss.report(model, (1, 6, 6), zero=3.5)  # type: ignore[arg-type]
+    report = report_of(model, (1, 6, 6), zero=3.5)  # type: ignore[arg-type]
     assert report.exports_exactly is False
     assert "zero must be an integer" in report.conclusion
 
@@ -156,7 +145,7 @@ class Words(nn.Module):
 def test_all_parameters_are_counted_and_what_never_exports_is_named_without_a_shape() -> None:
     model = Words()
     net = ss.quantise(model, TERNARY, TERNARY, skip=("attention", "head"))
-    report = ss.report(net)
+    report = report_of(net)
     total = sum(parameter.numel() for parameter in model.parameters())
     rows = {row.kind: row for row in report.rows}
     floats = {kind: row.floats for kind, row in rows.items() if row.floats}
@@ -176,21 +165,21 @@ def test_the_first_line_says_whether_the_network_exports() -> None:
     model = plain(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4))
     model(torch.zeros(2, 1, 5, 5))
     net = ss.quantise(model, TERNARY, TERNARY, skip="4")
-    assert ss.report(net).headline.endswith("trains: yes; exports: depends on `shape`")
-    assert ss.report(net, (1, 5, 5)).headline.endswith(
+    assert report_of(net).headline.endswith("trains: yes; exports: depends on `shape`")
+    assert report_of(net, (1, 5, 5)).headline.endswith(
         "(in float: Linear 111, BatchNorm2d 8); trains: yes; exports: yes"
     )
-    hindered = ss.report(ss.quantise(Hindered(), TERNARY, TERNARY, skip="head"), (1, 8, 8))
+    hindered = report_of(ss.quantise(Hindered(), TERNARY, TERNARY, skip="head"), (1, 8, 8))
     assert hindered.headline.endswith("exports: no (1 GroupNorm)")
     untraced = ss.quantise(networks.Branching(), TERNARY, TERNARY, example_inputs=torch.zeros(2, 6))
     for shape in (None, (6,)):
-        assert ss.report(untraced, shape).headline.endswith("exports: no")
+        assert report_of(untraced, shape).headline.endswith("exports: no")
 
 
 def test_a_tied_parameter_is_counted_once() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
     model[2].weight = model[0].weight
-    report = ss.report(ss.quantise(model, TERNARY, TERNARY))
+    report = report_of(ss.quantise(model, TERNARY, TERNARY))
     assert sum(row.parameters for row in report.rows) == 16
     assert report.headline.startswith("quantised 100.0% of the 16 parameters")
 
@@ -198,6 +187,6 @@ def test_a_tied_parameter_is_counted_once() -> None:
 def test_each_kept_activation_that_is_not_exported_is_named() -> None:
     layers = nn.Conv2d(1, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3), nn.GELU()
     net = ss.quantise(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 3)), "int8", skip="5")
-    rows = {row.name: row.exports for row in ss.report(net, (1, 8, 8)).rows}
+    rows = {row.name: row.exports for row in report_of(net, (1, 8, 8)).rows}
     assert "GELU" in rows["1"]
     assert "GELU" in rows["3"]

@@ -6,14 +6,13 @@ from pathlib import Path
 import torch
 from standalone import main
 
-for folder in ("frozen", "deploy"):
-    sys.path.append(str(Path(__file__).parents[1] / folder))
+sys.path.append(str(Path(__file__).parents[1] / "deploy"))
 
-from largest import LARGEST, largest  # noqa: E402
-from random_frozen import random_network  # noqa: E402
+from largest import LARGEST, largest
+from random_networks import random_network
 
-from softstair._frozen import nodes  # noqa: E402
-from softstair._frozen.network import FrozenNetwork  # noqa: E402
+from softstair.deploy import nodes
+from softstair.deploy.frozen import FrozenNetwork
 
 
 def assert_equal_bits(frozen: FrozenNetwork, x: torch.Tensor) -> None:

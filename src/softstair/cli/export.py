@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from softstair._frozen.costs import costs
-from softstair._frozen.network import FrozenNetwork
-from softstair._frozen.nodes import Rounding
-from softstair._frozen.onnx_levels import Stair
-from softstair._frozen.qlinear_conv import quantised_convs
-from softstair._frozen.writing import EXAMPLES, Exported, export
 from softstair.cli._args import argument, flag
 from softstair.cli._table import print_line, print_table
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import Rounding
+from softstair.deploy.onnx_levels import Stair
+from softstair.deploy.qlinear_conv import quantised_convs
+from softstair.deploy.summary import costs
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
+from softstair.deploy.writing import EXAMPLES, Exported, export
 from softstair.train.trained import frozen_network
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from softstair import _check
 from softstair._errors import MissingExtraError, SoftstairError, first_line
-from softstair._frozen import c, comparison, onnx
-from softstair._frozen.comparison import CLASS, SCORES, Comparison, Runner
-from softstair._frozen.measuring import LayerReport, levels_of
-from softstair._frozen.network import FrozenNetwork
 from softstair.cli._args import flag
 from softstair.cli._progress import Progress
 from softstair.cli._table import print_line, print_table
 from softstair.cli.export import NetworkFlags
+from softstair.deploy import c, comparison, onnx
+from softstair.deploy.comparison import CLASS, SCORES, Comparison, Runner
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.measuring import LayerReport, levels_of
 from softstair.train.execution import choose_device
 from softstair.train.trained import Deployed, deployed, examples_of
 

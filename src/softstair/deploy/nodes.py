@@ -1,31 +1,32 @@
-"""Integer networks: nodes that compute with integers, and the network that they form.
+"""The nodes of a frozen network: operations that take integers and give integers.
 
-A node names the nodes whose results it reads and the range of its own results. Tensors have shape
-(N, C, H, W), (N, C, L), or (N, C) after a Flatten; a linear layer applied to more than a vector has
-its channels last. Windows have one or two axes, as the tensors.
+A node names the nodes whose results it reads and the range of its own results. Tensors are int32 of
+shape (N, C, H, W), (N, C, L), or (N, C) after a Flatten; a linear layer applied to more than a
+vector has its channels last. Windows have one or two axes, as the tensors.
 """
 
-import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from softstair._errors import SoftstairError
 
 Shape = tuple[int, ...]
-FLOAT32_EXACT = 2**24  # below it float32 holds every integer
+Rounding = Literal["once", "double"]
 INT32_LIMIT = 2**31
+EXACT_PRODUCT = 2**53
+"""Below it float64 holds every integer."""
 
 
 class ExportError(SoftstairError):
-    """A network that has no exact integer form, or that a format cannot express."""
+    """A network that has no integer form, or that a format cannot express."""
 
     @classmethod
     def of(cls, layer: str, reason: str, advice: str = "") -> "ExportError":
@@ -33,7 +34,7 @@ class ExportError(SoftstairError):
         return cls(f"cannot export {layer!r}: {reason}.{f' {advice}.' if advice else ''}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Node(ABC):
     """An operation whose results lie between ``low`` and ``high``."""
 
@@ -44,114 +45,127 @@ class Node(ABC):
 
     @abstractmethod
     def run(self, *x: Tensor) -> Tensor:
-        """Compute the result from int64 inputs."""
-
-
-@dataclass(frozen=True)
-class Input(Node):
-    """Integers of ``dtype`` minus their zero point; 1 stands for 1/scale in the float network."""
-
-    shape: Shape
-    zero: int
-    scale: float
-    dtype: torch.dtype = torch.uint8
+        """Compute the result, int32, from int32 inputs."""
 
     @property
-    def type_name(self) -> str:
-        """The name of its type: uint8, int8 or int16."""
-        return str(self.dtype).removeprefix("torch.")
+    def tensors(self) -> dict[str, Tensor]:
+        """Its weights, thresholds and the like, by the names of their fields."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in own.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Node):
+    """What the device reads: integers minus ``zero``, or what a table has for each of 256.
+
+    The float network sees the result times ``unit``.
+    """
+
+    shape: Shape
+    unit: float
+    zero: int = 0
+    dtype: str = "uint8"
+    table: Tensor | None = None  # (C, 256) int8 or int16, of the values of each channel
 
     def run(self, *x: Tensor) -> Tensor:
-        return x[0].long() - self.zero
+        if self.table is None:
+            return x[0].int() - self.zero
+        row = torch.arange(len(self.table), device=x[0].device)
+        return self.table[row.reshape(-1, *[1] * (x[0].dim() - 2)), x[0].long()].int()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sum(Node):
     """A convolution or a linear layer with integer weights."""
 
-    weight: Tensor  # (O, I/groups, kh, kw), (O, I/groups, k) or (O, I), int64
-    least: Tensor  # bounds of each channel's sums, (O,) int64
-    greatest: Tensor
+    weight: Tensor  # (O, I/groups, kh, kw), (O, I/groups, k) or (O, I), int8, int16 or int32
     stride: Shape = (1, 1)
     padding: Shape = (0, 0)
     dilation: Shape = (1, 1)
     groups: int = 1
 
     def run(self, *x: Tensor) -> Tensor:
-        # float64 holds every integer up to 2⁵³, and has the kernels that int64 lacks.
+        # float64 holds every sum below 2⁵³, whatever the order of its terms.
         wide, weight = x[0].double(), self.weight.double()
         if weight.dim() == 2:
-            return F.linear(wide, weight).long()
+            return F.linear(wide, weight).round_().int()
         convolve = F.conv1d if weight.dim() == 3 else F.conv2d
         windows = (self.stride, self.padding, self.dilation, self.groups)
-        return convolve(wide, weight, None, *windows).long()
+        return convolve(wide, weight, None, *windows).round_().int()
+
+    def bounds(self, low: int, high: int) -> tuple[Tensor, Tensor]:
+        """Return the least and the greatest sum of each channel, (O,) int64, over inputs from
+        ``low`` to ``high``."""
+        if any(self.padding):
+            low, high = min(low, 0), max(high, 0)
+        flat = self.weight.flatten(1).long()
+        above, below = flat.clamp(min=0).sum(1), flat.clamp(max=0).sum(1)
+        return above * low + below * high, above * high + below * low
 
 
-@dataclass(frozen=True)
-class FloatSteps:
-    """What the float network computes from sums to levels, with every result rounded to float32.
-
-    Each stage multiplies by a factor and adds an addend; the result of the last one is y. The level
-    is the number of limits that y + value reaches, for one of M values of the shortcut.
-    """
-
-    factors: Tensor  # (S, C) float32, of S stages
-    addends: Tensor  # (S, C)
-    is_fused: bool  # whether the last stage rounds once, after its addition
-    values: Tensor  # (M,), of consecutive integers; NaN for those that do not occur
-    limits: Tensor  # (K − 1,)
-    quantum: float  # the distance between two limits, before rounding to float32
-
-    def rescaled(self, sums: Tensor) -> Tensor:
-        """Return y, (C, n) float32, of sums (C, n)."""
-        y, last = sums.float(), len(self.factors) - 1
-        for stage in range(last + 1):
-            factor, addend = self.factors[stage, :, None], self.addends[stage, :, None]
-            if stage == last and self.is_fused:
-                y = (y.double() * factor.double() + addend.double()).float()
-            else:
-                y = y * factor + addend
-        return y
-
-    def of_channels(self, channels: Tensor) -> "FloatSteps":
-        """Return the same for a choice of channels."""
-        return replace(self, factors=self.factors[:, channels], addends=self.addends[:, channels])
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Steps(Node):
-    """A stair, with all that precedes it since the sum: levels[how many thresholds s reaches].
+    """A stair: levels[how many thresholds of its channel an integer reaches]."""
 
-    thresholds  (C, K − 1) int64, not decreasing; with a second input (a shortcut that was added to
-                the sum) (C, M, K − 1), one row for each of its values from ``first`` on
-    levels      (K,) integers, increasing
-    axis        axis of the channels; the batch is axis 0
-    floats      the float operations that the thresholds stand for, if known (see affine.py)
-    """
-
-    thresholds: Tensor
-    levels: tuple[int, ...]
-    first: int = 0
-    axis: int = 1
-    floats: FloatSteps | None = None
+    thresholds: Tensor  # (C, K − 1) int32, not decreasing
+    levels: tuple[int, ...]  # K, increasing
+    axis: int = 1  # of the channels; the batch is axis 0
 
     def run(self, *x: Tensor) -> Tensor:
-        sums = x[0]
-        row = torch.arange(sums.shape[self.axis])
-        row = row.reshape(-1, *[1] * (sums.dim() - 1 - self.axis))
-        if len(x) > 1:
-            row = row * self.thresholds.shape[1] + x[1] - self.first
-        # Row r is shifted by r·span, so that all rows are one sorted list.
-        least, greatest = (int(end) for end in sums.aminmax()) if sums.numel() else (0, 0)
-        span = greatest - least + 2
-        table = self.thresholds.flatten(0, -2).clamp(least, greatest + 1) - least
-        table += span * torch.arange(len(table))[:, None]
-        places = (sums - least + span * row).contiguous()
-        reached = torch.searchsorted(table.flatten(), places, right=True)
-        return torch.tensor(self.levels)[reached - row * table.shape[1]]
+        rows = x[0].movedim(self.axis, 0)
+        flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
+        index = torch.searchsorted(self.thresholds, flat, right=True, out_int32=True)
+        if self.levels[-1] - self.levels[0] == len(self.levels) - 1:
+            result = index + self.levels[0]
+        else:
+            result = torch.tensor(self.levels, dtype=torch.int32, device=index.device)[index]
+        return result.reshape(rows.shape).movedim(0, self.axis)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Requantise(Node):
+    """Integers in another unit: clamp(round((v·multiplier + y·beside) / 2^shift)), where
+    v = x·factor + bias and y is the second input, if there is one.
+
+    Each channel has its own numbers, (C,) int32. "once" rounds once, halves up, in 64 bits.
+    "double" is gemmlowp's arithmetic: the high half of 2·v·multiplier, rounded, then a rounding
+    shift; it has no second input.
+    """
+
+    factor: Tensor
+    bias: Tensor
+    multiplier: Tensor
+    shift: Tensor
+    beside: Tensor | None = None
+    axis: int = 1
+    rounding: Rounding = "once"
+
+    def run(self, *x: Tensor) -> Tensor:
+        row = lambda t: t.reshape(-1, *[1] * (x[0].dim() - 1 - self.axis)).long()
+        value, shift = x[0].long() * row(self.factor) + row(self.bias), row(self.shift)
+        if self.rounding == "double":
+            return (
+                doubly_rounded(value, row(self.multiplier), shift).clamp(self.low, self.high).int()
+            )
+        total = value * row(self.multiplier)
+        if self.beside is not None:
+            total = total + x[1].long() * row(self.beside)
+        half = (1 << shift) >> 1
+        return ((total + half) >> shift).clamp(self.low, self.high).int()
+
+
+def doubly_rounded(value: Tensor, multiplier: Tensor, shift: Tensor) -> Tensor:
+    """Return value·multiplier / 2^shift as gemmlowp rounds it, for multipliers from 2³⁰ to 2³¹."""
+    product = value * multiplier
+    nudge = torch.where(product >= 0, 1 << 30, 1 - (1 << 30))
+    high = torch.div(product + nudge, 1 << 31, rounding_mode="trunc")
+    right = shift - 31
+    mask = (1 << right) - 1
+    remainder, limit = high & mask, (mask >> 1) + (high < 0).long()
+    return (high >> right) + (remainder > limit).long()
+
+
+@dataclass(frozen=True, eq=False)
 class MaxPool(Node):
     """The maximum of each window; padding never is the maximum."""
 
@@ -161,10 +175,10 @@ class MaxPool(Node):
 
     def run(self, *x: Tensor) -> Tensor:
         pool = F.max_pool1d if len(self.kernel) == 1 else F.max_pool2d
-        return pool(x[0].double(), self.kernel, self.stride, self.padding).long()
+        return pool(x[0].double(), self.kernel, self.stride, self.padding).int()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SumPool(Node):
     """The sum of each window: an average times its number of elements."""
 
@@ -177,10 +191,10 @@ class SumPool(Node):
             rows = ((1, *self.kernel), (1, *self.stride), (0, *self.padding[-1:]))
             return SumPool("", (), 0, 0, *rows).run(x[0].unsqueeze(-2)).squeeze(-2)
         windows = (self.kernel, self.stride, self.padding)
-        return F.avg_pool2d(x[0].double(), *windows, divisor_override=1).long()
+        return F.avg_pool2d(x[0].double(), *windows, divisor_override=1).round_().int()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Expand(Node):
     """Features repeated along axes of length 1, to ``shape`` (without the batch)."""
 
@@ -190,7 +204,7 @@ class Expand(Node):
         return x[0].expand(-1, *self.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Add(Node):
     """The sum of two features of the same unit and shape."""
 
@@ -198,7 +212,7 @@ class Add(Node):
         return x[0] + x[1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Concat(Node):
     """Features of the same unit side by side; the batch is axis 0."""
 
@@ -208,7 +222,7 @@ class Concat(Node):
         return torch.cat(x, self.axis)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pad(Node):
     """Features between zeros: so many before and after each axis, the last axis first."""
 
@@ -218,7 +232,7 @@ class Pad(Node):
         return F.pad(x[0], self.padding)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Flatten(Node):
     """(N, C, H, W) → (N, C·H·W)."""
 
@@ -226,113 +240,33 @@ class Flatten(Node):
         return x[0].flatten(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scores(Node):
-    """The last layer in float: weight @ (unit · x) + bias."""
+    """The outputs: x·2^shift + bias, each of which stands for itself times its ``scale``.
 
-    weight: Tensor
-    bias: Tensor | None
-    unit: float
+    ``order`` are integers in proportion to the scales: the class is that of the largest score times
+    order, which 64 bits hold.
+    """
 
-    def run(self, *x: Tensor) -> Tensor:
-        return F.linear(x[0].to(torch.float32) * self.unit, self.weight, self.bias)
-
-
-@dataclass(frozen=True)
-class Rescaled(Node):
-    """The scores of a last layer with integer weights: scale · s + bias, (C,) float32 each."""
-
-    scale: Tensor
-    bias: Tensor
+    bias: Tensor  # (C,) int32
+    scale: Tensor  # (C,) float64
+    order: Tensor  # (C,) int32
+    shift: int = 0
     axis: int = 1
 
     def run(self, *x: Tensor) -> Tensor:
-        sums = x[0].to(torch.float32)
-        shape = (-1, *[1] * (sums.dim() - 1 - self.axis))
-        return sums * self.scale.reshape(shape) + self.bias.reshape(shape)
+        return (x[0] << self.shift) + self._row(self.bias, x[0])
 
+    def classes(self, scores: Tensor) -> Tensor:
+        """Return the class of each example or position, int64; of equal scores the first."""
+        return (scores.long() * self._row(self.order, scores).long()).argmax(self.axis)
 
-@dataclass(frozen=True, repr=False, eq=False)
-class IntegerNetwork:
-    """A network that computes with integers from the input to the scores.
+    def values(self, scores: Tensor) -> Tensor:
+        """Return what the scores stand for, float64."""
+        return scores.double() * self._row(self.scale, scores)
 
-    :func:`softstair.deploy.integerise` creates it.
-
-    Attributes:
-        nodes: In order of execution; the first is the input, the last gives the scores.
-        sizes: Shape of each node's result, without the batch.
-        stairs: Nodes that give the outputs of the trained network's stairs, under their names.
-        head: The module whose output the scores are, if a softmax that is left out follows it.
-    """
-
-    nodes: tuple[Node, ...]
-    sizes: Mapping[str, Shape]
-    stairs: tuple[str, ...] = ()
-    head: str = ""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the scores, (N, classes) float32, of integers (N, C, H, W)."""
-        return self.features(x)[self.last.name]
-
-    def features(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the result of every node, by its name.
-
-        Raises:
-            SoftstairError: If the type or the shape of ``x`` is not the input's.
-        """
-        self.check_input(x)
-        results: dict[str, Tensor] = {}
-        for node in self.nodes:
-            results[node.name] = node.run(*[results[name] for name in node.inputs] or [x])
-        return results
-
-    def check_input(self, x: object) -> None:
-        """Raise SoftstairError if the type or the shape of ``x`` is not the input's."""
-        given = (
-            f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        )
-        shape, dtype = self.input.shape, self.input.dtype
-        if not isinstance(x, Tensor) or x.dtype != dtype or tuple(x.shape[1:]) != shape:
-            allowed = f"{self.input.type_name} of shape (N, {', '.join(map(str, shape))})"
-            raise SoftstairError(f"x must be {allowed}, but {given} was given.", field="x")
-
-    def __repr__(self) -> str:
-        rows = [("name", "node", "inputs", "shape", "from", "to")]
-        for node in self.nodes:
-            shape = "×".join(map(str, self.sizes[node.name]))
-            is_float = isinstance(node, Scores | Rescaled)
-            ends = ("", "") if is_float else (str(node.low), str(node.high))
-            rows.append((node.name, type(node).__name__, ", ".join(node.inputs), shape, *ends))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        cells = [map(str.ljust, row, widths) for row in rows]
-        return "\n".join("  ".join(row).rstrip() for row in cells)
-
-    @property
-    def input(self) -> Input:
-        """The first node."""
-        first = self.nodes[0]
-        assert isinstance(first, Input)
-        return first
-
-    @property
-    def last(self) -> Node:
-        """The node that gives the scores."""
-        return self.nodes[-1]
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of its weights and thresholds."""
-        tensors = (each for node in self.nodes for each in vars(node).values())
-        parts = (each.numpy().tobytes() for each in tensors if isinstance(each, Tensor))
-        return hashlib.sha256(b"".join(parts)).hexdigest()
-
-    def node(self, name: str) -> Node:
-        """Return the node of that name."""
-        return next(node for node in self.nodes if node.name == name)
-
-    def users(self, name: str) -> list[Node]:
-        """Return the nodes that read the result of a node."""
-        return [node for node in self.nodes if name in node.inputs]
+    def _row(self, values: Tensor, x: Tensor) -> Tensor:
+        return values.reshape(-1, *[1] * (x.dim() - 1 - self.axis))
 
 
 def bits(low: int, high: int) -> int:
@@ -348,39 +282,6 @@ def narrowest(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger]:
 
 def largest_sum(weight: npt.NDArray[Any], low: int, high: int) -> int:
     """Return the largest magnitude of a partial sum over features from ``low`` to ``high``."""
-    flat = weight.reshape(len(weight), -1)
+    flat = weight.reshape(len(weight), -1).astype(np.int64)
     ends = np.stack([flat * low, flat * high, np.zeros_like(flat)])
     return int(max(ends.max(0).sum(1).max(), -ends.min(0).sum(1).min()))
-
-
-def window(size: Any, axes: int) -> Shape:
-    """Return a size along each axis."""
-    return (size,) * axes if isinstance(size, int) else tuple(map(int, size))
-
-
-def zero_padding(name: str, layer: nn.Conv1d | nn.Conv2d) -> Shape:
-    """Return the zeros before and after each axis of a convolution's input."""
-    # Last axis first, before and after.
-    padding = layer._reversed_padding_repeated_twice[::-1]
-    if layer.padding_mode != "zeros" or padding[::2] != padding[1::2]:
-        reason = f"it pads with {layer.padding_mode!r} ({layer.padding!r})"
-        raise ExportError.of(name, reason, "Pad by as many zeros on both sides")
-    return tuple(padding[::2])
-
-
-def pooling_windows(name: str, module: Any, axes: int, shape: Shape) -> tuple[Shape, Shape, Shape]:
-    """Return the kernel, stride and padding of a pooling over features of that shape."""
-    if len(shape) not in (axes + 1, 2):  # for PyTorch, (H, W) is one image per channel
-        raise ExportError.of(name, f"it pools features of shape {shape}", "Give it (C, H, W)")
-    if not hasattr(module, "output_size"):
-        windows = (module.kernel_size, module.stride, module.padding)
-        kernel, stride, padding = (window(size, axes) for size in windows)
-        return kernel, stride, padding
-    sizes, outputs = shape[-axes:], module.output_size
-    outputs = (outputs,) * axes if isinstance(outputs, int) else outputs
-    outputs = [output or size for output, size in zip(outputs, sizes, strict=True)]
-    if any(size % output for size, output in zip(sizes, outputs, strict=True)):
-        reason = f"its windows over {sizes} differ in size"
-        raise ExportError.of(name, reason, "Choose an output size that divides it")
-    kernel = tuple(size // output for size, output in zip(sizes, outputs, strict=True))
-    return kernel, kernel, (0,) * axes

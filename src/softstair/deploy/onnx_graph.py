@@ -1,5 +1,6 @@
 """ONNX graphs that are built one operator at a time, and what ONNX and QONNX files share."""
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,36 +10,51 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 import softstair
-from softstair import _check
 from softstair._errors import import_extra
 from softstair.deploy import nodes
-from softstair.deploy.affine import MARGIN
-from softstair.deploy.nodes import IntegerNetwork, narrowest
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import narrowest
 from softstair.deploy.target import HERE, Target
 
 Array = NDArray[Any]
-IR_VERSION = 8
-"""Of 2023, so that readers older than the installed onnx package load the file."""
-MAX_COMPARISONS = 31  # with more thresholds other forms take fewer operators
 TensorInfo = tuple[str, str, Sequence[int | str]]
 """Name, type and shape of a tensor."""
+FLOAT32_EXACT = 2**24
+"""Below it float32 holds every integer."""
+IR_VERSION = 8
+"""Of 2023, so that readers older than the installed onnx package load the file."""
 
 
 class OnnxGraph:
-    """Operators, constants, and the names that are in use.
+    """Operators and constants of a network's file, and the names that are in use.
 
-    ``prefix`` is the name of the node that is being added; the names of its parts begin with it.
+    ``identifiers`` are names of nodes in the file. ``prefix`` is that of the node that is being
+    added; the names of its parts begin with it.
     """
 
-    def __init__(self, names: set[str], target: Target = HERE) -> None:
+    def __init__(self, network: FrozenNetwork, target: Target = HERE) -> None:
         self.onnx = import_extra("onnx", "onnx")
         import_extra("onnx.numpy_helper", "onnx")
+        self.network, self.target, self.prefix = copy.deepcopy(network).cpu(), target, ""
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        self.names, self.target = set(names), target
-        self.prefix = ""
+        self.names = {"bytes", "scores", "class", "values"}
+        self.identifiers = {node.name: self.name(node.name) for node in network.nodes}
+
+    def name(self, hint: str) -> str:
+        """Return a new name, of letters, digits and underscores."""
+        hint = f"{self.prefix}_{hint}" if self.prefix else hint
+        word = re.sub(r"[^A-Za-z0-9_]", "_", hint)[:200]
+        name = word = word if re.match(r"[A-Za-z]", word) else f"layer_{word}"
+        number = 1
+        while name in self.names:
+            number += 1
+            name = f"{word}_{number}"
+        self.names.add(name)
+        return name
 
     def constant(self, hint: str, values: Any) -> str:
         """Store an array and return its name."""
@@ -65,42 +81,61 @@ class OnnxGraph:
         hint = f"{hint}_{kind.lower()}" if hint else kind.lower()
         return self.apply("Cast", [x], hint, to=getattr(self.onnx.TensorProto, kind))
 
-    def expand(self, node: nodes.Expand, x: str) -> str:
-        """Add an Expand node."""
-        shape = self.constant("shape", np.array((1, *node.shape), np.int64))
-        return self.apply("Expand", [x, shape])
+    def line(self, x: str, *steps: tuple[str, Any], hint: str) -> str:
+        """Add operators one after the other, each with a number, an array or nothing.
 
-    def pad(self, node: nodes.Pad, x: str, zero: str, rank: int) -> str:
-        """Add a Pad node; ``rank`` does not count the batch."""
+        A product with 1 and a sum with 0 are left out.
+        """
+        for kind, values in steps:
+            if values is None:
+                x = self.apply(kind, [x], f"{hint}_{kind.lower()}")
+            elif bool(np.any(values != {"Mul": 1, "Add": 0}.get(kind))):
+                x = self.apply(kind, [x, self.constant(f"{hint}_{kind.lower()}", values)], hint)
+        return x
+
+    def clip(self, x: str, low: int, high: int, kind: str, hint: str) -> str:
+        """Add limits, which are included; ``kind`` is numpy's name of the type of x."""
+        ends = [self.constant("limit", np.array(end, kind)) for end in (low, high)]
+        return self.apply("Clip", [x, *ends], hint)
+
+    def pad(self, node: nodes.Pad, x: str, zero: str) -> str:
+        """Add a Pad node."""
         before, after = node.padding[::2][::-1], node.padding[1::2][::-1]
-        others = [0] * (1 + rank - len(before))
+        others = [0] * (1 + len(self.network.sizes[node.name]) - len(before))
         pads = np.array([*others, *before, *others, *after], np.int64)
         return self.apply("Pad", [x, self.constant("pads", pads), zero])
 
+    def expand(self, node: nodes.Expand, x: str) -> str:
+        """Add an Expand node."""
+        return self.apply("Expand", [x, self.constant("shape", np.array((1, *node.shape)))])
+
     def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
         """Add a MaxPool node under exactly this name."""
-        pads = [*node.padding] * 2
         windows: dict[str, Any] = {"kernel_shape": node.kernel, "strides": node.stride}
-        return self.apply("MaxPool", [x], name=name, pads=pads, **windows)
+        return self.apply("MaxPool", [x], name=name, pads=[*node.padding] * 2, **windows)
 
-    def rescale(self, node: nodes.Rescaled, x: str, rank: int) -> None:
-        """Add ``scores`` = scale · x + bias; ``rank`` does not count the batch."""
-        shape = (-1, *[1] * (rank - node.axis))
-        scale = self.constant("scale", node.scale.numpy().reshape(shape))
-        bias = self.constant("bias", node.bias.numpy().reshape(shape))
-        self.apply("Add", [self.apply("Mul", [x, scale], "scaled"), bias], name="scores")
+    def table_places(self, node: nodes.Input) -> str:
+        """Add the place of each input in the tables of all channels, one after the other."""
+        place = self.cast("bytes", "INT32")
+        if node.dtype != "uint8":  # a negative integer is a place from the end
+            place = self.apply("Mod", [place, self.constant("length", np.int32(256))], "place")
+        rows = np.arange(0, 256 * node.shape[0], 256, dtype=np.int32)
+        return self.line(
+            place, ("Add", rows.reshape(-1, *[1] * (len(node.shape) - 1))), hint="place"
+        )
 
-    def name(self, hint: str) -> str:
-        """Return a new name."""
-        return _unique(f"{self.prefix}_{hint}" if self.prefix else hint, self.names)
+    def per_channel(
+        self, node: nodes.Steps | nodes.Requantise | nodes.Scores, x: Tensor | Array
+    ) -> Array:
+        """Return one number a channel, (C,), in a shape for products with a node's results."""
+        return np.asarray(x).reshape(-1, *[1] * (len(self.network.sizes[node.name]) - node.axis))
 
     def model(
         self,
-        network: IntegerNetwork,
-        classes: Sequence[str] | None,
         opsets: Mapping[str, int],
         tensors: Sequence[TensorInfo],
         between: Sequence[TensorInfo] = (),
+        properties: Mapping[str, str] | None = None,
     ) -> Any:
         """Return the model of its input, outputs and tensors ``between`` of a known shape."""
         helper, kinds = self.onnx.helper, self.onnx.TensorProto
@@ -120,7 +155,7 @@ class OnnxGraph:
             producer_name="softstair",
             producer_version=softstair.__version__,
         )
-        helper.set_model_props(model, _metadata(network, classes))
+        helper.set_model_props(model, {**_metadata(self.network), **(properties or {})})
         return model
 
 
@@ -128,7 +163,7 @@ class OnnxGraph:
 class StoredTensor:
     """Integers from ``low`` to ``high``, stored as INT32, UINT8 or INT8 after ``zero`` is added.
 
-    Stored numbers above ``limit`` stand for the limit. ``flat``: in the shape (N, numbers).
+    Stored numbers above ``limit`` stand for the limit.
     """
 
     name: str
@@ -137,16 +172,15 @@ class StoredTensor:
     kind: str = "INT32"
     zero: int = 0
     limit: int | None = None
-    flat: bool = False
 
     def limited(self, graph: OnnxGraph) -> "StoredTensor":
         """Return the same integers without numbers above their limit."""
         if self.limit is None:
             return self
         # ONNX Runtime computes Clip in less time than Min.
-        ends = [np.array(end, self.kind.lower()) for end in (self.low + self.zero, self.limit)]
-        inputs = [self.name, *(graph.constant("limit", end) for end in ends)]
-        return replace(self, name=graph.apply("Clip", inputs, "limited"), limit=None)
+        low, kind = self.low + self.zero, self.kind.lower()
+        name = graph.clip(self.name, low, self.limit, kind, "limited")
+        return replace(self, name=name, limit=None)
 
     def as_type(
         self, graph: OnnxGraph, kind: str, hint: str = "", bits: bool = False
@@ -166,9 +200,7 @@ class StoredTensor:
         name = x.name if x.kind == "INT32" else graph.cast(x.name, "INT32", f"{hint}taken")
         zero = 0 if kind == "INT32" else zero_point(x.low, x.high, kind)
         assert zero is not None
-        if zero != x.zero:
-            offset = graph.constant(f"{hint}offset", np.int32(zero - x.zero))
-            name = graph.apply("Add", [name, offset], f"{hint}moved")
+        name = graph.line(name, ("Add", np.int32(zero - x.zero)), hint=f"{hint}moved")
         name = name if kind == "INT32" else graph.cast(name, kind, f"{hint}moved")
         return replace(x, name=name, kind=kind, zero=zero)
 
@@ -177,6 +209,12 @@ def zero_point(low: int, high: int, kind: str = "UINT8") -> int | None:
     """Return the byte that stands for 0, or None if bytes cannot hold 0 and low to high."""
     zero = -min(low, 0)
     return zero - (kind == "INT8") * 128 if zero + max(high, 0) <= 255 else None
+
+
+def storage(node: nodes.Node) -> tuple[str, int]:
+    """Return type and zero point of a node's results: bytes where they fit."""
+    zero = zero_point(node.low, node.high)
+    return ("INT32", 0) if zero is None else ("UINT8", zero)
 
 
 def packed_weights(graph: OnnxGraph, weight: Array, top: bool = False) -> str:
@@ -211,100 +249,15 @@ def packed_weights(graph: OnnxGraph, weight: Array, top: bool = False) -> str:
     return graph.apply("Reshape", [values, shape], "weight")
 
 
-def wide_levels(
-    graph: OnnxGraph,
-    floats: nodes.FloatSteps,
-    sums: str,
-    shortcut: str | None,
-    first: int,
-    low: int,
-    per_channel: nodes.Shape,
-) -> str:
-    """Add the operations of the float network; return its levels as int32, the lowest is ``low``.
-
-    Sums and shortcut are int32, and the shortcut is at least ``first``. Operations are in float32,
-    except that a fused stage is in float64 and then rounded, as in :class:`FloatSteps`.
-    """
-    y, last = graph.cast(sums, "FLOAT", "sums"), len(floats.factors) - 1
-    for stage in range(last + 1):
-        kind = "DOUBLE" if stage == last and floats.is_fused else "FLOAT"
-        y = y if kind == "FLOAT" else graph.cast(y, kind, "exact")
-        for operator, numbers in (("Mul", floats.factors), ("Add", floats.addends)):
-            if operator == "Mul" or bool(numbers[stage].any()):
-                term = graph.constant(operator.lower(), numbers[stage].reshape(per_channel).numpy())
-                term = term if kind == "FLOAT" else graph.cast(term, kind)
-                y = graph.apply(operator, [y, term], "rescaled")
-        y = y if kind == "FLOAT" else graph.cast(y, "FLOAT", "rounded")
-    if shortcut is not None:
-        if first:
-            offset = graph.constant("first", np.int32(first))
-            shortcut = graph.apply("Sub", [shortcut, offset], "row")
-        values = graph.constant("values", floats.values.nan_to_num().numpy())
-        y = graph.apply("Add", [y, graph.apply("Gather", [values, shortcut], "value")], "total")
-    # The candidate is right or one too high: limit k is less than a quantum above an even stair's.
-    limits, count = floats.limits.numpy(), len(floats.limits)
-    late = limits.astype(np.float64) / floats.quantum - np.arange(1, count + 1)
-    candidate = graph.cast(y, "DOUBLE", "quanta")
-    line = (("Mul", 1 / floats.quantum), ("Add", MARGIN / 2 - float(late.min())))
-    for operator, number in (*line, ("Max", 0.0), ("Min", float(count))):
-        candidate = graph.apply(operator, [candidate, graph.constant("number", number)], "quanta")
-    candidate = graph.cast(candidate, "INT32", "candidate")
-    begins = np.concatenate([np.array([-np.inf], np.float32), limits])
-    begin = graph.apply("Gather", [graph.constant("limits", begins), candidate], "begin")
-    less = graph.cast(graph.apply("Less", [y, begin], "too_high"), "INT32")
-    if low:
-        candidate = graph.apply("Add", [candidate, graph.constant("low", np.int32(low))], "level")
-    return graph.apply("Sub", [candidate, less], "levels")
-
-
-def node_names(network: IntegerNetwork, names: set[str], suffix: str = "") -> dict[str, str]:
-    """Return an identifier for each node and reserve it in ``names``, with ``suffix`` as well."""
-    identifiers = {}
-    for node in network.nodes:
-        name = _unique(node.name, names, suffix)
-        names |= {name, name + suffix}
-        identifiers[node.name] = name
-    return identifiers
-
-
-def _unique(hint: str, names: set[str], suffix: str = "") -> str:
-    """Return the hint in letters, digits and underscores, with a number if it is in use."""
-    word = re.sub(r"[^A-Za-z0-9_]", "_", hint)[:200]
-    word = word if re.match(r"[A-Za-z]", word) else f"layer_{word}"
-    name, number = word, 1
-    while name in names or name + suffix in names:
-        number += 1
-        name = f"{word}_{number}"
-    names.add(name)
-    return name
-
-
-def _metadata(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[str, str]:
-    """Return the properties of a file: the float network sees (byte − zero)/scale."""
-    properties = {"softstair": softstair.__version__, "digest": network.digest}
-    properties |= {"zero": str(network.input.zero), "scale": repr(network.input.scale)}
-    if classes is None:
-        return properties
-    count = network.sizes[network.last.name][0]
-    if len(classes) != count or not all(isinstance(name, str) for name in classes):
-        raise _check.wrong("classes", classes, f"{count} names, one per score")
-    return {**properties, "classes": json.dumps([*classes])}
-
-
 def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array, dict[str, Any]]:
     """Return the weights and the attributes of a convolution; a linear layer has no attributes."""
     if isinstance(node, nodes.SumPool):
         weight = np.ones((channels, 1, *node.kernel), np.int64)
         pads = [*node.padding[-len(node.kernel) :]] * 2
         return weight, {"strides": node.stride, "pads": pads, "group": channels}
-    if node.weight.dim() == 2:
-        return node.weight.numpy(), {}
-    return node.weight.numpy(), {
-        "strides": node.stride,
-        "pads": [*node.padding] * 2,
-        "dilations": node.dilation,
-        "group": node.groups,
-    }
+    windows = {"strides": node.stride, "pads": [*node.padding] * 2, "dilations": node.dilation}
+    attributes = {**windows, "group": node.groups} if node.weight.dim() > 2 else {}
+    return node.weight.numpy().astype(np.int64), attributes
 
 
 def write_model(model: Any, path: Path | str) -> Path:
@@ -312,3 +265,23 @@ def write_model(model: Any, path: Path | str) -> Path:
     path = Path(path)
     path.write_bytes(model.SerializeToString())
     return path
+
+
+def _metadata(network: FrozenNetwork) -> dict[str, str]:
+    """Return the properties of a file.
+
+    The float network sees (byte − zero)·unit, or, with a table, what that has for the byte times
+    unit; its outputs are the scores times ``scales``. The class is that of the largest score times
+    ``order``, integers in proportion to the scales.
+    """
+    first, last = network.input, network.last
+    known = {
+        "softstair": softstair.__version__,
+        "digest": network.digest,
+        "zero": str(first.zero),
+        "unit": repr(first.unit),
+        "scales": json.dumps(last.scale.tolist()),
+        "order": json.dumps(last.order.tolist()),
+    }
+    known |= {"table": "in the file, for each channel"} if first.table is not None else {}
+    return known | ({"classes": json.dumps(network.classes)} if network.classes else {})

@@ -1,20 +1,8 @@
 """Sums and their stair as one QLinearConv: integer weights, an integer bias and a float32 scale.
 
-Level lₖ begins at threshold tₖ and is stored as the byte bₖ = lₖ − l₀, or as bₖ − 128 in int8. The
-stair of a sum s is
-
-    min(clip(rint(scale·(factor·s + bias)), 0, 255), highest byte)
-
-if and only if, with c = 1/scale, factor·tₖ + bias ≥ (bₖ − ½)·c for every k, and
-factor·(tₖ − 1) + bias ≤ (bₖ₋₁ + ½)·c: both functions of s do not decrease. Of these two sums, one
-beyond the range that the weights can give says nothing; the range's end says it instead. For a
-given bias each condition bounds c from one side. The room between the bounds is a concave function
-of the bias, so bisection finds an integer bias with room, if there is one. Weights are multiplied
-by as large a factor as bytes hold, so that a unit of the bias is a fraction of a unit of the sum.
-
-Runtimes round: factor·s + bias and its product to float32, or not at all, and halves to even or up.
-No sum comes near a half, since c has a distance of MARGIN/2 from its bounds, which is 2⁻²⁰, and the
-roundings are less than 2⁻²² in all.
+It is a line of onnx_levels.py, at every sum that can occur. For a stair with thresholds, weights
+are multiplied by as large a factor as bytes hold, so that a unit of the bias is a fraction of a
+unit of the sum.
 
 Features are uint8. For ARM they are int8 where ONNX Runtime has a faster kernel for it; on x86 that
 takes many times as long. Weights are int8; large ones on uint8 features are uint8.
@@ -22,23 +10,16 @@ takes many times as long. Weights are int8; large ones on uint8 features are uin
 
 import math
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from softstair.deploy import nodes, onnx_graph
-from softstair.deploy.affine import Integers
-from softstair.deploy.nodes import IntegerNetwork
+from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.onnx_graph import Array, OnnxGraph, StoredTensor, zero_point
+from softstair.deploy.onnx_levels import Integers, Line, Stair, reach, requantisation_line, scales
 from softstair.deploy.target import HERE, Target
 
-Levels = tuple[int, ...]
-Floats = npt.NDArray[np.float64]
-MARGIN = 2.0**-19
-SMALLEST, LARGEST = 2.0**-8, 2.0**30  # bounds of 1/scale
 MAX_TRIES = 8  # of different factors
-MAX_BIAS = 2**30
 MAX_INPUTS = 2**14  # so that their products with bytes are at most 2³⁰ in all
 TERNARY = 64  # factor of ternary weights: 0 and ±64 differ in the two highest bits alone
 MAX_WEIGHT = 127  # on ARM, ONNX Runtime's depthwise convolutions are wrong for −128
@@ -47,66 +28,48 @@ MAX_PAIR = 2**15 - 1  # AVX2 without VNNI adds two products of bytes in 16 bits 
 
 @dataclass(frozen=True)
 class QuantisedConv:
-    """A sum and its stair, in bytes of a type: rint(scale·(factor·sum + bias)), (C,) each."""
+    """A sum and its stair, in bytes."""
 
     node: nodes.Sum
-    steps: nodes.Steps
+    stair: Stair
     kind: str  # of features on ARM, INT8 or UINT8
     weight_kind: str
-    factor: Integers
-    bias: Integers
-    scale: Floats  # exact in float32
+    line: Line
 
 
-_CONVS: WeakKeyDictionary[IntegerNetwork, dict[str, QuantisedConv]] = WeakKeyDictionary()
-
-
-def quantised_convs(network: IntegerNetwork, target: Target = HERE) -> dict[str, QuantisedConv]:
-    """Return the sums that a QLinearConv computes, by the name of their stair; searched once."""
+def quantised_convs(network: FrozenNetwork, target: Target = HERE) -> dict[str, QuantisedConv]:
+    """Return the sums that a QLinearConv computes, by the name of their stair."""
     if target.runtime == "openvino":  # it reads the scales on the axis of the inputs
         return {}
-    if network in _CONVS:
-        return _CONVS[network]
     convs = {}
-    for steps in network.nodes:
-        if not isinstance(steps, nodes.Steps) or len(steps.inputs) > 1 or steps.axis != 1:
+    for stair in network.nodes:
+        if not isinstance(stair, Stair) or stair.axis != 1 or len(stair.inputs) > 1:
             continue
-        node = network.node(steps.inputs[0])
+        node = network.node(stair.inputs[0])
         if isinstance(node, nodes.Sum) and len(network.users(node.name)) == 1:
-            conv = _quantised_conv(node, steps, network.node(node.inputs[0]))
+            conv = _quantised_conv(network, node, stair)
             if conv is not None:
-                convs[steps.name] = conv
-    _CONVS[network] = convs
+                convs[stair.name] = conv
     return convs
 
 
-def _quantised_conv(node: nodes.Sum, steps: nodes.Steps, x: nodes.Node) -> QuantisedConv | None:
-    weight, fits = node.weight.flatten(1).numpy(), steps.low <= 0
-    fits &= None not in (zero_point(x.low, x.high), zero_point(steps.low, steps.high))
-    if not fits or weight.shape[1] > MAX_INPUTS:
+def _quantised_conv(network: FrozenNetwork, node: nodes.Sum, stair: Stair) -> QuantisedConv | None:
+    x, weight = network.node(node.inputs[0]), node.weight.flatten(1).long().numpy()
+    fits = None not in (zero_point(x.low, x.high), zero_point(stair.low, stair.high))
+    if not fits or stair.low > 0 or weight.shape[1] > MAX_INPUTS:
         return None
+    low, high = reach(network, stair)
     largest = min(MAX_WEIGHT, MAX_PAIR // (2 * max(x.high - min(x.low, 0), 1)))
-    signed = largest // np.abs(weight).max(1).clip(1)
-    span = max(weight.max(), 0) - min(weight.min(), 0)
-    unsigned = np.full_like(signed, 255 // max(span, 1))
-    tables = [part.numpy() for part in (steps.thresholds, node.least, node.greatest)]
-    kind = "INT8" if _is_deep(node) else "UINT8"
-    tries = [("INT8", signed, MAX_TRIES), ("UINT8", unsigned, 1)]
-    if weight.min() == -1 and weight.max() <= 1 and largest >= TERNARY:
-        tries.insert(0, ("INT8", np.full_like(signed, TERNARY), 1))
-    for weight_kind, factor, count in tries:
-        bias, scale = np.zeros_like(factor), np.zeros(len(factor))
-        for _ in range(count if factor.all() else 0):
-            rows = np.flatnonzero(scale == 0)
-            channels = (part[rows] for part in (*tables, factor))
-            bias[rows], scale[rows] = scales(steps.levels, *channels)
-            if scale.all() or factor[scale == 0].min() == 1:
-                break
-            factor[scale == 0] -= 1
-        if scale.all():
-            kind = kind if weight_kind == "INT8" else "UINT8"
-            return QuantisedConv(node, steps, kind, weight_kind, factor, bias, scale)
-    return None
+    if isinstance(stair, nodes.Requantise):
+        line = requantisation_line(stair, low, high)
+        weight_kind = line and _kind_of(weight, largest, line)
+    else:
+        tables = [part.long().numpy() for part in (stair.thresholds, low, high)]
+        weight_kind, line = _searched(weight, largest, stair.levels, *tables)
+    if line is None or not weight_kind:
+        return None
+    kind = "INT8" if _is_deep(node) and weight_kind == "INT8" else "UINT8"
+    return QuantisedConv(node, stair, kind, weight_kind, line)
 
 
 def _is_deep(node: nodes.Sum) -> bool:
@@ -115,43 +78,48 @@ def _is_deep(node: nodes.Sum) -> bool:
     return math.prod(window) > 1 and node.groups == 1 and depth >= 64
 
 
-def scales(
-    levels: Levels, thresholds: Integers, least: Integers, greatest: Integers, factor: Integers
-) -> tuple[Integers, Floats]:
-    """Return bias and scale (C,) that equal thresholds (C, K − 1) at all sums; 0 for no scale.
+def _kind_of(weight: Integers, largest: int, line: Line) -> str:
+    """Return the type of weights times the factors of a line; empty if bytes do not hold them."""
+    if (np.abs(weight).max(1) * np.abs(line.factor)).max() <= largest:
+        return "INT8"
+    span = max(weight.max(), 0) - min(weight.min(), 0)
+    return "UINT8" if (line.factor == 1).all() and span <= 255 else ""
 
-    Sums are from ``least`` to ``greatest``, (C,), and multiplied by ``factor``, (C,).
-    """
-    low, high, numbers = least[:, None], greatest[:, None], np.array(levels) - levels[0]
-    first = factor[:, None] * np.maximum(thresholds, low)
-    before = factor[:, None] * np.minimum(thresholds - 1, high)
 
-    def bounds(bias: Integers) -> tuple[Floats, Floats]:
-        """Return the bounds of 1/scale."""
-        upper = (first + bias[:, None]) / (numbers[1:] - 0.5)
-        lower = (before + bias[:, None]) / (numbers[:-1] + 0.5)
-        lower = lower.max(1, where=thresholds > low, initial=SMALLEST)
-        return lower, upper.min(1, where=thresholds <= high, initial=LARGEST)
-
-    def room(bias: Integers) -> Floats:
-        lower, upper = bounds(bias)
-        return upper - (1 + MARGIN) * lower
-
-    below, above = np.full(len(least), -MAX_BIAS), np.full(len(least), MAX_BIAS)
-    while bool((below < above).any()):
-        middle = (below + above) // 2
-        grows = room(middle + 1) > room(middle)
-        below, above = np.where(grows, middle + 1, below), np.where(grows, above, middle)
-    lower, upper = bounds(below)
-    scale = (2 / (lower + upper)).astype(np.float32).astype(np.float64)
-    return below, np.where(room(below) >= 0, scale, 0)
+def _searched(
+    weight: Integers,
+    largest: int,
+    levels: tuple[int, ...],
+    thresholds: Integers,
+    least: Integers,
+    greatest: Integers,
+) -> tuple[str, Line | None]:
+    """Return the type of weights and the line for thresholds, if there is one."""
+    signed = largest // np.abs(weight).max(1).clip(1)
+    unsigned = np.full_like(signed, 255 // max(weight.max() - min(weight.min(), 0), 1))
+    tries = [("INT8", signed, MAX_TRIES), ("UINT8", unsigned, 1)]
+    if weight.min() == -1 and weight.max() <= 1 and largest >= TERNARY:
+        tries.insert(0, ("INT8", np.full_like(signed, TERNARY), 1))
+    for weight_kind, factor, count in tries:
+        bias, scale = np.zeros_like(factor), np.zeros(len(factor))
+        for _ in range(count if factor.all() else 0):
+            rows = np.flatnonzero(scale == 0)
+            channels = (part[rows] for part in (thresholds, least, greatest, factor))
+            bias[rows], scale[rows] = scales(levels, *channels)
+            if scale.all() or factor[scale == 0].min() == 1:
+                break
+            factor[scale == 0] -= 1
+        if scale.all():
+            return weight_kind, Line(factor, bias, scale, levels[0])
+    return "", None
 
 
 def add_quantised_conv(graph: OnnxGraph, conv: QuantisedConv, x: StoredTensor) -> StoredTensor:
     """Add the levels of a sum; linear layers and sequences become convolutions of images."""
-    node, steps, kind = conv.node, conv.steps, conv.kind if graph.target.cpu == "arm" else "UINT8"
+    node, stair, kind = conv.node, conv.stair, conv.kind if graph.target.cpu == "arm" else "UINT8"
     weight, attributes = onnx_graph.sum_operands(node, len(node.weight))
-    largest = int((np.abs(node.weight.flatten(1).numpy()).max(1) * conv.factor).max())
+    factors = np.abs(conv.line.factor)
+    largest = int((np.abs(weight.reshape(len(weight), -1)).max(1) * factors).max())
     x = x.as_type(graph, kind, bits=2 * 255 * largest <= MAX_PAIR)
     added = tuple(range(2, 6 - weight.ndim))
     axes = [graph.constant("axes", np.array(added))] if added else []
@@ -166,33 +134,31 @@ def add_quantised_conv(graph: OnnxGraph, conv: QuantisedConv, x: StoredTensor) -
         graph.constant("image_zero", np.array(x.zero, kind.lower())),
         *_add_weights(graph, np.expand_dims(weight, added), conv),
         unit,
-        graph.constant("lowest", np.array(lowest, kind.lower())),
-        graph.constant("bias", conv.bias.astype(np.int32)),
+        graph.constant("first", np.array(lowest + conv.line.first - stair.low, kind.lower())),
+        graph.constant("bias", conv.line.bias.astype(np.int32)),
     ]
     name = graph.apply("QLinearConv", inputs, "levels", **attributes)
     name = graph.apply("Squeeze", [name, *axes], "squeezed") if added else name
-    limit = lowest + steps.high - steps.low
-    return StoredTensor(name, steps.low, steps.high, kind, lowest - steps.low, limit)
+    span = stair.high - stair.low
+    limit = None if span == 255 else lowest + span
+    return StoredTensor(name, stair.low, stair.high, kind, lowest - stair.low, limit)
 
 
 def _add_weights(graph: OnnxGraph, weight: Array, conv: QuantisedConv) -> list[str]:
     """Add weights times their factor, from as few bits as they need, with scale and zero point."""
     zero, signed = -min(int(weight.min()), 0), conv.weight_kind == "INT8"
-    if signed and zero == 1 and (conv.factor == TERNARY).all():
+    factor = conv.line.factor
+    zeros = (not signed) * zero * factor
+    if signed and zero == 1 and (factor == TERNARY).all():
         product = _add_ternary(graph, weight)
     else:
         packed = onnx_graph.packed_weights(graph, (weight + zero).astype(np.uint8))
-        integers = graph.cast(packed, "INT32", "weight")
-        if signed:
-            offset = graph.constant("weight_zero", np.int32(zero))
-            integers = graph.apply("Sub", [integers, offset], "weight_signed")
-        factors = conv.factor.astype(np.int32).reshape(-1, 1, 1, 1)
-        inputs = [integers, graph.constant("weight_factor", factors)]
-        product = graph.apply("Mul", inputs, "weight_product")
-    zeros = (0 if signed else zero) * conv.factor
+        factors = factor.astype(np.int32)[:, None, None, None]
+        steps = (("Add", np.int32(-zero * signed)), ("Mul", factors))
+        product = graph.line(graph.cast(packed, "INT32", "weight"), *steps, hint="weight_product")
     return [
         graph.cast(product, conv.weight_kind, "weight"),
-        graph.constant("scale", conv.scale.astype(np.float32)),
+        graph.constant("scale", conv.line.scale.astype(np.float32)),
         graph.constant("weight_zeros", zeros.astype(conv.weight_kind.lower())),
     ]
 

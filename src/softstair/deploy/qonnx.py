@@ -1,13 +1,13 @@
-"""Integer networks in QONNX, the ONNX dialect of FPGA tools.
+"""Frozen networks in QONNX, the ONNX dialect of FPGA tools.
 
 Tensors are float32 that hold integers. Weights follow a ``Quant`` (``BipolarQuant`` where all are
 −1 or 1), a stair with its normalisation is a ``MultiThreshold``, and every tensor is annotated with
-its integer type. If a stair of many levels has a shortcut, its thresholds are counted by wide steps
-(see affine.py).
+its integer type. A requantisation of one input is a ``MultiThreshold`` too. With a second input, or
+with many levels, it is in float64, as is a last layer whose sums float32 does not hold.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +15,59 @@ import numpy as np
 
 from softstair._errors import import_extra
 from softstair.deploy import nodes, onnx_graph
-from softstair.deploy.affine import small_wide_steps
-from softstair.deploy.nodes import ExportError, IntegerNetwork, bits
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import ExportError, bits
 from softstair.deploy.onnx_graph import Array, OnnxGraph, TensorInfo
+from softstair.deploy.onnx_levels import has_thresholds, in_float64, reach, thresholds
 
 DOMAIN = "qonnx.custom_op.general"
 OPSETS = {"": 11, DOMAIN: 1}  # those of the qonnx package
-RESERVED = ("bytes", "scores")
 BATCH = 1
 
 
-def write(network: IntegerNetwork, path: Path | str, classes: Sequence[str] | None = None) -> Path:
-    """Write a QONNX file: ``bytes`` (1, C, H, W), held in float32, in and ``scores`` out."""
-    return onnx_graph.write_model(model(network, classes), path)
+class QonnxGraph(OnnxGraph):
+    """A graph with the integer types of its tensors, and shapes where ONNX cannot infer them.
+
+    Tensors in ``wide`` are float64.
+    """
+
+    def __init__(self, network: FrozenNetwork) -> None:
+        super().__init__(network)
+        self.datatypes: dict[str, str] = {}
+        self.between: list[TensorInfo] = []
+        self.wide: set[str] = set()
+
+    def annotate(self, name: str, datatype: str, shape: Sequence[int]) -> None:
+        self.datatypes[name] = datatype
+        self.between.append((name, "DOUBLE" if name in self.wide else "FLOAT", shape))
 
 
-def feature_tensors(network: IntegerNetwork) -> dict[str, str]:
-    """Return the tensor of the file that holds each node's result, by the node's name."""
-    return {**onnx_graph.node_names(network, set(RESERVED)), network.last.name: "scores"}
+def write(network: FrozenNetwork, path: Path | str) -> Path:
+    """Write a QONNX file: ``bytes`` (1, C, H, W), held in float32, in, and ``scores`` out.
+
+    Scores are in float32 or, if they are wider, in float64. qonnx knows one output: the class is
+    that of the largest score times ``order``, which the file's metadata have.
+    """
+    return onnx_graph.write_model(model(network), path)
 
 
-def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
-    """Return the ``onnx.ModelProto`` of :func:`write`."""
-    names = feature_tensors(network)
-    graph = _AnnotatedGraph({*RESERVED, *names.values()})
-    graph.datatypes["bytes"] = network.input.type_name.upper()
+def model(network: FrozenNetwork) -> Any:
+    """Return the ``onnx.ModelProto`` of :func:`write`; each node's result has the node's name."""
+    graph = QonnxGraph(network)
+    network = graph.network
+    graph.datatypes["bytes"] = network.input.dtype.upper()
     for node in network.nodes:
-        _check_range(network, node)
-        name = names[node.name]
-        graph.prefix = name
-        _add_node(graph, network, node, [names[x] for x in node.inputs])
+        graph.prefix = graph.identifiers[node.name]
+        _check_range(graph, node)
+        WRITERS[type(node)](graph, node, [graph.identifiers[x] for x in node.inputs])
         if node is not network.last:
-            graph.annotate(name, _datatype_of(node), (BATCH, *network.sizes[node.name]))
+            graph.annotate(graph.prefix, _datatype_of(node), (BATCH, *network.sizes[node.name]))
+    kind, shape = "DOUBLE" if "scores" in graph.wide else "FLOAT", network.sizes[network.last.name]
     tensors: list[TensorInfo] = [
         ("bytes", "FLOAT", (BATCH, *network.input.shape)),
-        ("scores", "FLOAT", (BATCH, *network.sizes[network.last.name])),
+        ("scores", kind, (BATCH, *shape)),
     ]
-    proto = graph.model(network, classes, OPSETS, tensors, graph.between)
+    proto = graph.model(OPSETS, tensors, graph.between)
     for name, datatype in graph.datatypes.items():
         annotation = proto.graph.quantization_annotation.add(tensor_name=name)
         annotation.quant_parameter_tensor_names.add(key="finn_datatype", value=datatype)
@@ -59,54 +75,40 @@ def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
     return import_extra("onnx.shape_inference", "onnx").infer_shapes(proto)
 
 
-class _AnnotatedGraph(OnnxGraph):
-    """A graph with the integer types of its tensors, and shapes where ONNX cannot infer them."""
-
-    def __init__(self, names: set[str]) -> None:
-        super().__init__(names)
-        self.datatypes: dict[str, str] = {}
-        self.between: list[TensorInfo] = []
-
-    def annotate(self, name: str, datatype: str, shape: Sequence[int]) -> None:
-        self.datatypes[name] = datatype
-        self.between.append((name, "FLOAT", shape))
-
-
-def _add_node(
-    graph: _AnnotatedGraph, network: IntegerNetwork, node: nodes.Node, x: list[str]
-) -> None:
-    rank = len(network.sizes[node.name])
-    match node:
-        case nodes.Input():
-            name, graph.prefix = graph.prefix, ""
-            zero = graph.constant("zero", np.float32(node.zero))
-            graph.apply("Sub", ["bytes", zero], name=name)
-        case nodes.Sum() | nodes.SumPool():
-            weight, attributes = onnx_graph.sum_operands(node, network.sizes[node.name][0])
-            linear = weight.ndim == 2
-            weights = _add_weights(graph, weight.T if linear else weight)
-            graph.apply("MatMul" if linear else "Conv", [*x, weights], **attributes)
-        case nodes.Steps():
-            _add_steps(graph, network, node, x)
-        case nodes.MaxPool():
-            graph.max_pool(node, x[0], graph.prefix)
-        case nodes.Expand():
-            graph.expand(node, x[0])
-        case nodes.Pad():
-            graph.pad(node, x[0], graph.constant("zero", np.float32(0)), rank)
-        case nodes.Concat():
-            graph.apply("Concat", x, axis=node.axis)
-        case nodes.Flatten() | nodes.Add():
-            graph.apply(type(node).__name__, x)
-        case nodes.Scores():
-            _add_scores(graph, node, x[0])
-        case nodes.Rescaled():
-            graph.rescale(node, x[0], rank)
-        case _:
-            raise ExportError.of(node.name, f"{type(node).__name__} has no form in QONNX")
+def _check_range(graph: QonnxGraph, node: nodes.Node) -> None:
+    """Raise ExportError if a sum is not an integer that float32 holds, but for the last layer's."""
+    largest = max(abs(node.low), abs(node.high))
+    if isinstance(node, nodes.Sum):
+        source = graph.network.node(node.inputs[0])
+        largest = max(largest, nodes.largest_sum(node.weight.numpy(), source.low, source.high))
+    if largest < onnx_graph.FLOAT32_EXACT:
+        return
+    users = graph.network.users(node.name)
+    is_last = isinstance(node, nodes.Sum) and node.weight.dim() == 2
+    is_last &= all(isinstance(user, nodes.Scores) for user in users)
+    if not is_last and not isinstance(node, nodes.Scores):
+        raise ExportError.of(node.name, f"QONNX holds integers below 2²⁴, not {largest}")
+    graph.wide.add("scores" if isinstance(node, nodes.Scores) else graph.prefix)
 
 
-def _add_weights(graph: _AnnotatedGraph, weight: Array) -> str:
+def _input(graph: QonnxGraph, node: nodes.Input, x: list[str]) -> None:
+    if node.table is None:
+        graph.apply("Sub", ["bytes", graph.constant("zero", np.float32(node.zero))])
+        return
+    inputs = [graph.constant("table", node.table.flatten().float().numpy())]
+    graph.apply("Gather", [*inputs, graph.table_places(node)])
+
+
+def _sum(graph: QonnxGraph, node: nodes.Sum | nodes.SumPool, x: list[str]) -> None:
+    weight, attributes = onnx_graph.sum_operands(node, graph.network.sizes[node.name][0])
+    linear = weight.ndim == 2
+    inputs = [*x, _add_weights(graph, weight.T if linear else weight)]
+    if graph.prefix in graph.wide:
+        inputs = [graph.cast(name, "DOUBLE", f"wide{place}") for place, name in enumerate(inputs)]
+    graph.apply("MatMul" if linear else "Conv", inputs, **attributes)
+
+
+def _add_weights(graph: QonnxGraph, weight: Array) -> str:
     low, high = int(weight.min()), int(weight.max())
     inputs = [
         graph.constant("weight_whole", weight.astype(np.float32)),
@@ -127,115 +129,56 @@ def _add_weights(graph: _AnnotatedGraph, weight: Array) -> str:
     return name
 
 
-def _add_steps(
-    graph: _AnnotatedGraph, network: IntegerNetwork, node: nodes.Steps, x: list[str]
-) -> None:
-    if node.axis != 1:
-        raise ExportError.of(node.name, f"QONNX has no MultiThreshold on axis {node.axis}")
-    thresholds, sums, shape = node.thresholds.numpy(), x[0], network.sizes[node.name]
-    if len(x) == 2:
-        source, highest = network.node(node.inputs[0]), len(node.levels) - 1
-        floats = node.floats if highest > onnx_graph.MAX_COMPARISONS else None
-        if floats is not None and small_wide_steps(node, source, 0):
-            ends, per_channel = (node.first, 0), (-1, *[1] * (len(shape) - 1))
-            integers = graph.cast(x[0], "INT32"), graph.cast(x[1], "INT32", "beside")
-            total = onnx_graph.wide_levels(graph, floats, *integers, *ends, per_channel)
-            sums = graph.cast(total, "FLOAT", "reached")
-            graph.annotate(sums, _datatype(0, highest), (BATCH, *shape))
-        else:
-            sums = _add_reached(graph, node, x, shape)
-        thresholds = np.arange(1, len(node.levels))[None]
+def _steps(graph: QonnxGraph, node: nodes.Steps, x: list[str]) -> None:
     # Where levels are uneven, a threshold is repeated for each step of their common divisor.
     gaps = np.diff(node.levels)
     step = math.gcd(*gaps.tolist())
-    thresholds = np.repeat(thresholds, gaps // step, axis=1)
-    ends = (node.levels[0], step)
-    _add_multi_threshold(graph, sums, thresholds, ends, _datatype_of(node), len(shape))
+    table = np.repeat(node.thresholds.numpy(), gaps // step, axis=1)
+    _add_multi_threshold(graph, node, x[0], table, step)
 
 
-def _add_reached(
-    graph: _AnnotatedGraph, node: nodes.Steps, x: list[str], shape: Sequence[int]
-) -> str:
-    """Add the number of thresholds that a sum s reaches, where each has a t(n) per shortcut n.
-
-    In each channel t falls or rises with n, so that s ≥ t(n) is a threshold on (the number of
-    values v with s ≥ t(v)) ± n.
-    """
-    table = node.thresholds.numpy()
-    count = table.shape[1]
-    differences = np.diff(table, axis=1)
-    rises = (differences > 0).any((1, 2))
-    if bool(((differences < 0).any((1, 2)) & rises).any()):
-        raise ExportError.of(node.name, "its thresholds neither fall nor rise with its shortcut")
-
-    def annotated(tensor: str, low: int, high: int) -> str:
-        graph.annotate(tensor, _datatype(low, high), (BATCH, *shape))
-        return tensor
-
-    low, high, beside = node.first, node.first + count - 1, x[1]
-    if rises.any():
-        sign = np.where(rises, -1, 1).reshape(-1, *[1] * (len(shape) - 1)).astype(np.float32)
-        low, high = min(low, -high), max(high, -low)
-        beside = graph.apply("Mul", [beside, graph.constant("sign", sign)], "beside")
-        annotated(beside, low, high)
-    limits = np.where(rises, 1 - node.first, count + node.first)[:, None]
-    reached = ""
-    for number in range(table.shape[2]):
-        values = np.sort(table[:, :, number], axis=1)
-        datatype = _datatype(0, count)
-        passed = _add_multi_threshold(graph, x[0], values, (0, 1), datatype, len(shape), "passed")
-        added = graph.apply("Add", [annotated(passed, 0, count), beside], "added")
-        annotated(added, low, count + high)
-        bit = _add_multi_threshold(graph, added, limits, (0, 1), "BINARY", len(shape), "bit")
-        annotated(bit, 0, 1)
-        if reached:
-            bit = annotated(graph.apply("Add", [reached, bit], "reached"), 0, number + 1)
-        reached = bit
-    return reached
+def _requantise(graph: QonnxGraph, node: nodes.Requantise, x: list[str]) -> None:
+    if has_thresholds(node) and node.axis == 1:
+        sign, table = thresholds(node, *reach(graph.network, node))
+        sums = graph.line(x[0], ("Mul", graph.per_channel(node, sign.float())), hint="signed")
+        if sums != x[0]:
+            source = graph.network.node(node.inputs[0])
+            widest = max(-source.low, source.high)
+            shape = (BATCH, *graph.network.sizes[source.name])
+            graph.annotate(sums, _datatype(-widest, widest), shape)
+        _add_multi_threshold(graph, node, sums, table.numpy(), 1)
+        return
+    total = in_float64(graph, node, *x)
+    ends = (("Max", np.float64(node.low)), ("Min", np.float64(node.high)))
+    total = graph.line(total, *ends, hint="clipped")
+    graph.apply("Cast", [total], to=graph.onnx.TensorProto.FLOAT)
 
 
 def _add_multi_threshold(
-    graph: OnnxGraph,
-    x: str,
-    thresholds: Array,
-    levels: tuple[int, int],
-    datatype: str,
-    rank: int,
-    hint: str = "",
-) -> str:
-    """Add first + step · (thresholds reached), with ``levels`` = (first, step)."""
-    limits = graph.constant("thresholds", thresholds.astype(np.float32))
-    return graph.apply(
+    graph: QonnxGraph, node: nodes.Steps | nodes.Requantise, x: str, table: Array, step: int
+) -> None:
+    """Add low + step · (thresholds reached)."""
+    if node.axis != 1:
+        raise ExportError.of(node.name, f"QONNX has no MultiThreshold on axis {node.axis}")
+    layout = {1: "NC", 2: "NCW"}.get(len(graph.network.sizes[node.name]), "NCHW")
+    graph.apply(
         "MultiThreshold",
-        [x, limits],
-        hint,
+        [x, graph.constant("thresholds", table.astype(np.float32))],
         domain=DOMAIN,
-        out_dtype=datatype,
-        out_scale=float(levels[1]),
-        out_bias=float(levels[0]),
-        data_layout={1: "NC", 2: "NCW"}.get(rank, "NCHW"),
+        out_dtype=_datatype_of(node),
+        out_scale=float(step),
+        out_bias=float(node.low),
+        data_layout=layout,
     )
 
 
-def _add_scores(graph: OnnxGraph, node: nodes.Scores, x: str) -> None:
-    if node.unit != 1.0:
-        x = graph.apply("Mul", [x, graph.constant("unit", np.float32(node.unit))], "features")
-    inputs = [x, graph.constant("weight", node.weight.numpy().T)]
-    if node.bias is None:
-        graph.apply("MatMul", inputs)
-    else:
-        bias = graph.constant("bias", node.bias.numpy())
-        graph.apply("Add", [graph.apply("MatMul", inputs, "sums"), bias])
-
-
-def _check_range(network: IntegerNetwork, node: nodes.Node) -> None:
-    """Raise ExportError if a partial sum is not an integer that float32 holds."""
-    largest = max(abs(node.low), abs(node.high))
-    if isinstance(node, nodes.Sum):
-        source = network.node(node.inputs[0])
-        largest = nodes.largest_sum(node.weight.numpy(), source.low, source.high)
-    if largest >= nodes.FLOAT32_EXACT:
-        raise ExportError.of(node.name, f"QONNX holds integers below 2²⁴, not {largest}")
+def _scores(graph: QonnxGraph, node: nodes.Scores, x: list[str]) -> None:
+    kind = np.float64 if "scores" in graph.wide else np.float32
+    same = ("scores" in graph.wide) == (x[0] in graph.wide)
+    sums = x[0] if same else graph.cast(x[0], "DOUBLE" if kind is np.float64 else "FLOAT", "sums")
+    sums = graph.line(sums, ("Mul", kind(1 << node.shift)), hint="shifted")
+    bias = graph.constant("bias", graph.per_channel(node, node.bias).astype(kind))
+    graph.apply("Add", [sums, bias], name="scores")
 
 
 def _datatype_of(node: nodes.Node) -> str:
@@ -254,3 +197,20 @@ def _datatype(low: int, high: int) -> str:
 def _width(low: int, high: int) -> int:
     """Return the bits of a signed integer, or of an unsigned one where none is negative."""
     return bits(low, high) if low < 0 else max(high.bit_length(), 1)
+
+
+WRITERS: dict[type[nodes.Node], Callable[[QonnxGraph, Any, list[str]], Any]] = {
+    nodes.Input: _input,
+    nodes.Sum: _sum,
+    nodes.SumPool: _sum,
+    nodes.Steps: _steps,
+    nodes.Requantise: _requantise,
+    nodes.MaxPool: lambda graph, node, x: graph.max_pool(node, x[0], graph.prefix),
+    nodes.Expand: lambda graph, node, x: graph.expand(node, x[0]),
+    nodes.Add: lambda graph, node, x: graph.apply("Add", x),
+    nodes.Concat: lambda graph, node, x: graph.apply("Concat", x, axis=node.axis),
+    nodes.Pad: lambda graph, node, x: graph.pad(node, x[0], graph.constant("zero", np.float32(0))),
+    nodes.Flatten: lambda graph, node, x: graph.apply("Flatten", x),
+    nodes.Scores: _scores,
+}
+"""The operations of a frozen network, each with the function that adds it to a file."""

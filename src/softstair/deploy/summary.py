@@ -13,20 +13,26 @@ from torch import fx, nn
 from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.convert import quantise
-from softstair.convert.conversion import Conversion, Row, conversion_of, copy_of, owners
+from softstair.convert.conversion import (
+    Conversion,
+    Row,
+    conversion_of,
+    owners,
+    traces_of,
+)
 from softstair.convert.ops import operator_of
-from softstair.deploy.builder import check_monotone
+from softstair.deploy.builder import Choices, NodeBuilder, check_monotone
 from softstair.deploy.c.program import MemoryPlan, memory_plan
-from softstair.deploy.integer import GraphConversion, StaticValue, node_name, prepare
-from softstair.deploy.nodes import ExportError, IntegerNetwork, Scores, Sum, bits
+from softstair.deploy.freezing import Source, input_scale
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.lowering import GraphConversion, StaticValue, shape_of
+from softstair.deploy.nodes import ExportError, Sum, bits
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.stair import Stair
 
 YES = "yes"
 UNKNOWN = object()
 """The value of a call that has no exact integer form, or that follows one."""
-FAR = 1e9
-"""A weight beyond every threshold."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,8 @@ def report(
     shape: Sequence[int] | None = None,
     zero: int = 128,
     scale: float = 64.0,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
     dtype: torch.dtype = torch.uint8,
 ) -> Report:
     """Return what became of each layer, what exports exactly, and what it costs, before training.
@@ -124,16 +132,17 @@ def report(
     >>> print(summary.conclusion)
     exports exactly; C needs about 152 bytes of constants and 192 bytes of RAM
 
-    The answer comes from the conversion of :func:`softstair.deploy.integerise` itself, for the
-    largest weights and for batch normalisations with negative weights, as training may find them.
-    After a call that has no exact integer form, the conversion goes on behind the next stair.
+    The answer comes from the conversion of :func:`softstair.freeze` itself. After a call that has
+    no integer form, the conversion goes on behind the next stair.
 
     Args:
         model: A network of :func:`softstair.quantise`. A float network is quantised first, in a
             copy: in ternary, all but its last layer.
         shape: Shape of one input, (C, H, W); without it, nothing is said about export.
-        zero: The byte that stands for 0, as in :func:`softstair.deploy.integerise`.
+        zero: The byte that stands for 0, as in :func:`softstair.freeze`.
         scale: The scale of the input.
+        mean: Instead of both, the mean of each channel.
+        std: The standard deviation of each channel.
         dtype: The type of the input: ``torch.uint8``, ``torch.int8`` or ``torch.int16``.
 
     Returns:
@@ -158,21 +167,24 @@ def report(
 
     try:
         if shape is None:
-            prepare(net, (), zero, scale, dtype)  # raises an error if it cannot be traced
+            traces_of(net)  # raises an error if it has none
             first = next((row.exports for row in plain if row.exports), None)
             advice = "give `shape`, that of one input, to see what exports"
             conclusion = f"does not export exactly: {first}" if first else advice
             return made(plain, conclusion, False if first else None)
-        trial = _Trial(_extreme(net), shape, zero, scale, dtype)
-        now = trial if trial.network else _Trial(net, shape, zero, scale, dtype)
-    except ExportError as error:  # the input, or a network that cannot be traced
+        own = (0, 1.0) if len(mean) else (zero, scale)
+        entry = (shape, input_scale(shape, *own, mean, std, dtype), dtype)
+        trial = _Trial(net, *entry)
+    except SoftstairError as error:  # the input, or a network that cannot be traced
+        if error.field == "shape":
+            raise
         return made(plain, f"does not export exactly: {error}", False)
-    rows = tuple(trial.rows(conversion, now))
+    rows = tuple(trial.rows(conversion))
     rows += tuple(row for row in plain if row.name not in {known.name for known in rows})
-    if now.network is None:
-        return made(rows, f"does not export exactly: {now.first_error}", False)
     if trial.network is None:
-        conclusion = f"exports exactly as it is, but training may change that: {trial.first_error}"
+        return made(rows, f"does not export exactly: {trial.first_error}", False)
+    if doubts := [*trial.builder.doubts.values()]:
+        conclusion = f"exports exactly as it is, but training may change that: {doubts[0]}"
         return made(rows, conclusion, True)
     try:
         plan = memory_plan(trial.network)
@@ -208,35 +220,6 @@ def _quantised(model: nn.Module, shape: Sequence[int] | None) -> tuple[nn.Module
         return quantise(model, stair, stair, skip=names[-1], example_inputs=example), names[-1]
 
 
-def _extreme(net: nn.Module) -> nn.Module:
-    """Return a copy with the largest sums that its stairs allow, normalisations that decrease, and
-    other quanta where these are learned.
-
-    If it has an exact integer form, so has the network with any weights and quanta.
-    """
-    net = copy_of(net)
-    stairs = [module for module in net.modules() if isinstance(module, StairModule)]
-    ratios = {stair.log_ratio: None for stair in stairs if stair.log_ratio is not None}
-    for number, ratio in enumerate(ratios):
-        ratio.data += 0.1 + 0.01 * number  # all different, and no power of two
-    for stair in stairs:
-        stair.synchronise()
-    for module in net.modules():
-        if not all(bool(x.isfinite().all()) for x in module.parameters(recurse=False)):
-            continue  # diverged, and refused for that
-        if isinstance(module, StairLayer):
-            values, weight = module.weight_stair.stair, module.weight.data
-            weight.fill_(FAR if values.levels[-1] >= -values.levels[0] else -FAR)
-            # All channels but the first: every level occurs, as the packed weights depend on it.
-            others = weight[1:].flatten()
-            each = torch.tensor([-FAR, *values.thresholds]).to(weight)[: len(others)]
-            others[: len(each)] = each
-            weight[1:] = others.view_as(weight[1:])
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
-            module.weight.data[0] = -1.0
-    return net
-
-
 def _row(layer: Any, row: Row, exports: str = "", size: Sequence[int] = ()) -> ReportRow:
     """Return the row of a module with its costs; ``size`` is the shape of its result."""
     is_kept = row.layer is None and isinstance(layer, nn.Module)
@@ -252,39 +235,24 @@ def _row(layer: Any, row: Row, exports: str = "", size: Sequence[int] = ()) -> R
     return replace(plain, weights=count, macs=macs, bytes=-(-count * width // 8))
 
 
-class _Shapes(fx.Interpreter):
-    """Notes the shape of each tensor in ``meta`` of its node."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.extra_traceback = False
-
-    def run_node(self, n: fx.Node) -> Any:
-        try:
-            result = super().run_node(n)
-        except Exception:  # whatever the model raises for another shape
-            given = " and ".join(str(_size(source)[1:]) for source in n.all_input_nodes)
-            reason = f"it cannot take features of shape {given}"
-            error = ExportError.of(node_name(n), reason, "Correct the shape of the input")
-            raise SoftstairError(str(error), field="shape") from None
-        n.meta["shape"] = getattr(result, "shape", ())
-        return result
-
-
 class _Trial(GraphConversion):
-    """A conversion that goes on after a call that has no exact integer form."""
+    """A conversion that goes on after a call that has no integer form."""
 
-    network: IntegerNetwork | None = None
+    network: FrozenNetwork | None = None
 
-    def __init__(self, net: nn.Module, shape: Sequence[int], *numbers: Any) -> None:
-        net, builder, self.traced, self.graph = prepare(net, shape, *numbers)
-        super().__init__(net, builder)
-        builder.search_thresholds = False
+    def __init__(self, net: nn.Module, *entry: Any) -> None:
+        source = Source(net, *entry)
+        try:
+            source.probe(source.random()[:1])
+        except ExportError as error:
+            raise SoftstairError(str(error), field="shape") from None
+        choices = Choices(searched=False)
+        builder = NodeBuilder(source.entry(choices), choices)
+        super().__init__(source.net, source.graph, source.steps, builder)
         self.errors: dict[fx.Node | None, ExportError] = {}
         with torch.no_grad():
-            _Shapes(fx.GraphModule(net, self.traced)).run(torch.zeros(1, *shape))
             try:
-                network = self.run(self.traced, self.graph)
+                network = builder.network(self.run(), (), "classes")
                 self.network = None if self.errors else network
             except ExportError as error:
                 self.errors.setdefault(None, error)
@@ -303,18 +271,18 @@ class _Trial(GraphConversion):
                     check_monotone(str(node.target), module.function)
             except ExportError as error:
                 self.errors[node] = error
-            return self.builder.unknown_stair(str(node.target), module.stair, _size(node)[1:])
+            return self.builder.unknown_stair(str(node.target), module.stair, shape_of(node)[1:])
         try:
             return super()._call(node, *arguments, **keywords)
         except ExportError as error:
             self.errors[node] = error
             return UNKNOWN
 
-    def rows(self, conversion: Conversion, now: "_Trial") -> Iterator[ReportRow]:
-        """Yield a row for each call, in order of execution; ``now`` has the present weights."""
+    def rows(self, conversion: Conversion) -> Iterator[ReportRow]:
+        """Yield a row for each call, in order of execution."""
         known = {row.name: row for row in conversion.rows}
-        present, modules = set(map(str, now.errors.values())), dict(self.net.named_modules())
-        for node, step in zip(self.traced.nodes, self.graph.steps, strict=True):
+        modules, doubts = dict(self.net.named_modules()), self.builder.doubts
+        for node, step in zip(self.order, self.steps, strict=True):
             value = self.values.get(node)
             if not node.op.startswith("call_") or isinstance(value, StaticValue):
                 continue
@@ -326,12 +294,9 @@ class _Trial(GraphConversion):
                 exports = str(self.refusal(node, step.function))
             if node in self.errors:
                 exports = str(self.errors[node])
-                exports = exports if exports in present else f"after training perhaps: {exports}"
-            yield _row(modules.get(row.name), row, exports, _size(node))
-
-
-def _size(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta.get("shape", ()))
+            elif name in doubts:
+                exports = f"after training perhaps: {doubts[name]}"
+            yield _row(modules.get(row.name), row, exports, shape_of(node))
 
 
 @dataclass(frozen=True)
@@ -340,10 +305,10 @@ class Cost:
 
     Attributes:
         weights: Number of weights.
-        weight_bits: Bits per weight, as few as its values need (32 in float).
+        weight_bits: Bits per weight, as few as its values need.
         products: Multiply-accumulate operations per input.
         low, high: The least and the greatest sum.
-        sum_bits: Bits of a signed integer that holds both; 0 for a float layer.
+        sum_bits: Bits of a signed integer that holds both.
     """
 
     name: str
@@ -360,18 +325,13 @@ class Cost:
         return -(-self.weights * self.weight_bits // 8)
 
 
-def costs(network: IntegerNetwork) -> list[Cost]:
+def costs(network: FrozenNetwork) -> list[Cost]:
     """Return the cost of every layer with weights, in order of execution."""
     rows = []
     for node in network.nodes:
-        if not isinstance(node, Sum | Scores):
-            continue
-        count = node.weight.numel()
-        positions = math.prod(network.sizes[node.name]) // len(node.weight)
-        weight_bits, sum_bits = 32, 0
         if isinstance(node, Sum):
-            weight_bits = max(1, (node.weight.unique().numel() - 1).bit_length())
-            sum_bits = bits(node.low, node.high)
-        ends = (node.low, node.high)
-        rows.append(Cost(node.name, count, weight_bits, count * positions, *ends, sum_bits))
+            count, ends = node.weight.numel(), (node.low, node.high)
+            products = count * math.prod(network.sizes[node.name]) // len(node.weight)
+            width = max(1, (node.weight.unique().numel() - 1).bit_length())
+            rows.append(Cost(node.name, count, width, products, *ends, bits(*ends)))
     return rows

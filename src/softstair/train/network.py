@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins, noise as noises
 from softstair._errors import SoftstairError, first_line
-from softstair._frozen.summary import report
 from softstair.convert import QuantiseOptions, quantise
 from softstair.convert.bits import parse, parse_layers
 from softstair.convert.conversion import copy_of
 from softstair.convert.options import matches
 from softstair.data import Dataset
+from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
 from softstair.nn import StairLayer
 from softstair.ste import Estimator

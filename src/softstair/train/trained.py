@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from softstair import _check, zoo
 from softstair._errors import SoftstairError, first_line, import_extra
-from softstair._frozen.freezing import freeze
-from softstair._frozen.network import FrozenNetwork, load_frozen
-from softstair._frozen.nodes import ExportError, Rounding
 from softstair.data import load
 from softstair.data.folds import held_out
+from softstair.deploy.freezing import freeze
+from softstair.deploy.frozen import FrozenNetwork, load_frozen
+from softstair.deploy.nodes import ExportError, Rounding
 from softstair.nn import StairModule
 from softstair.train.records import FROZEN, NETWORK, RunError
 

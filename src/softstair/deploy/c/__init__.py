@@ -1,11 +1,14 @@
-"""Integer networks as C99: write a folder that needs no library, compile it and run it."""
+"""Frozen networks as C99: write a folder that needs no library, compile it and run it."""
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -17,9 +20,17 @@ from torch import Tensor
 
 from softstair import _check, _files
 from softstair._errors import SoftstairError
-from softstair.deploy.c.program import MemoryPlan, PlanRow, check_fit, check_options, sources
+from softstair.deploy.c.program import (
+    MemoryPlan,
+    PlanRow,
+    check_fit,
+    check_options,
+    count_of,
+    memory_plan,
+    sources,
+)
 from softstair.deploy.c.winograd import SCRATCH, SCRATCH_OF
-from softstair.deploy.nodes import IntegerNetwork
+from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.target import HERE, Cpu
 
 __all__ = [
@@ -31,17 +42,18 @@ __all__ = [
     "build",
     "check_fit",
     "check_options",
-    "classes",
-    "features",
     "from_trace",
+    "memory_plan",
+    "runner",
     "write",
 ]
 
+Runner = Callable[[Tensor], dict[str, Tensor]]
 RESERVED = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if "
     "inline int long register restrict return short signed sizeof static struct switch typedef "
     "union unsigned void volatile while asm class main memory board softstair trace cortex clean "
-    "emulated input scores".split()
+    "emulated input scores results outputs".split()
 )
 MAX_NAME = 40
 THREADS = {1: (), 2: ("-pthread", "-DSOFTSTAIR_THREADS=2")}  # flags of the compiler
@@ -49,7 +61,7 @@ LANGUAGE = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic")
 
 
 def write(
-    network: IntegerNetwork,
+    network: FrozenNetwork,
     folder: Path,
     name: str = "network",
     scratch: int | None = None,
@@ -68,11 +80,12 @@ def write(
     scratch = SCRATCH_OF[cpu] if scratch is None else scratch
     texts, plan = sources(network, name, scratch, threads, cpu)
     words = {"@name@": name, "@NAME@": name.upper(), "@threads@": " ".join(THREADS[threads])}
+    words["@COUNT@"] = count_of(network, name)
     # No program can be built without the header.
     with _files.replacing_folder(Path(folder), last=f"{name}.h") as partial:
         for file, text in texts.items():
             _files.write(partial / file, text)
-        _copy(files("softstair.deploy.c") / "runtime", partial, words)
+        _copy(files(__name__) / "runtime", partial, words)
     return plan
 
 
@@ -101,7 +114,7 @@ def build(
 ) -> Path:
     """Compile a written network with the compiler of the variable CC, or cc.
 
-    With ``trace`` the program writes the result of every node, for :func:`features`.
+    With ``trace`` the program writes the result of every node, for :func:`runner`.
     """
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
@@ -119,37 +132,54 @@ def build(
     return program
 
 
-def classes(program: Path, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a program on bytes (N, …); return the classes (N,) and the scores (N, classes)."""
-    rows = [line.split() for line in _run(program, x, "--bits").decode("ascii").splitlines()]
-    bits = np.array([[int(word, 16) for word in row[1:]] for row in rows], dtype=np.uint32)
-    scores = torch.from_numpy(bits.view(np.float32).copy())
-    return torch.tensor([int(row[0]) for row in rows]), scores
+def runner(
+    network: FrozenNetwork, folder: Path, threads: int = 1, flags: Sequence[str] = ("-O2",)
+) -> Runner:
+    """Compile a copy of the folder of a network, and return what runs it on a batch.
+
+    The runner returns the result of every node by its name, as :meth:`FrozenNetwork.features`, and
+    those of the program: "scores", int32, and "class", int64, of a network with classes.
+    """
+    headers = [*Path(folder).glob("*_weights.h")]
+    if len(headers) != 1:
+        raise SoftstairError(f"{str(folder)!r} holds no network that was written as C.")
+    name, options = headers[0].name.removesuffix("_weights.h"), (*flags, *THREADS[threads])
+    with contextlib.ExitStack() as work:
+        place = Path(work.enter_context(tempfile.TemporaryDirectory()))
+        copy = shutil.copytree(folder, place / "c")
+        program, traced = (build(copy, name, trace, options) for trace in (False, True))
+        kept = work.pop_all()
+    shape = network.sizes[network.last.name]
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        words = np.frombuffer(_run(traced, x), dtype=np.int32)
+        results = from_trace(words.reshape(len(x), -1), network)
+        rows = np.array([line.split() for line in _run(program, x, "--bits").splitlines()], int)
+        if network.outputs == "classes":
+            results["class"] = torch.from_numpy(rows[:, 0].astype(np.int64))
+            rows = rows[:, 1:]
+        results["scores"] = torch.from_numpy(rows.astype(np.int32)).reshape(len(x), *shape)
+        return results
+
+    weakref.finalize(run, kept.close)
+    return run
 
 
-def features(program: Path, network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
-    """Run a traced program; return what :meth:`IntegerNetwork.features` returns."""
-    words = np.frombuffer(_run(program, x), dtype=np.int32)
-    return from_trace(words.reshape(len(x), -1), network)
-
-
-def from_trace(words: npt.NDArray[np.int32], network: IntegerNetwork) -> dict[str, Tensor]:
+def from_trace(words: npt.NDArray[np.int32], network: FrozenNetwork) -> dict[str, Tensor]:
     """Return the result of every node from the words of a traced program, (N, words)."""
     results: dict[str, Tensor] = {}
     at = 0
     while at < words.shape[1]:
         number, count = int(words[0, at]), int(words[0, at + 1])
-        node = network.nodes[number]
+        name = network.nodes[number].name
         part = words[:, at + 2 : at + 2 + count].copy()  # torch takes no read-only array
-        is_last = node is network.last
-        values = torch.from_numpy(part.view(np.float32) if is_last else part.astype(np.int64))
-        results[node.name] = values.reshape(len(words), *network.sizes[node.name])
+        results[name] = torch.from_numpy(part).reshape(len(words), *network.sizes[name])
         at += 2 + count
     return {node.name: results[node.name] for node in network.nodes}
 
 
 def _run(program: Path, x: Tensor, *arguments: str) -> bytes:
-    data = x.contiguous().numpy().tobytes()
+    data = x.cpu().contiguous().numpy().tobytes()
     command = [str(program), *arguments]
     done = subprocess.run(command, input=data, capture_output=True, check=False)
     if done.returncode:

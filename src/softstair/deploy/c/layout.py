@@ -2,9 +2,11 @@
 
 A result is stored as bit planes, bytes or 32-bit words. Features of −1, 0 and 1 are bit planes if
 all layers that read them count bits: those with ternary or binary weights over enough channels to
-fill words. Other features are bytes, with a bias if they would not fit otherwise, or words.
+fill words. Other features are bytes, with a bias if they would not fit otherwise, halves of a word,
+or words.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
-from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import ExportError, Shape
 
 PLANES = {"SS_TERNARY": 2, "SS_SIGN": 1, "SS_BIT": 1}
+WIDTHS = {"SS_BYTES": 1, "SS_HALVES": 2, "SS_WORDS": 4}
 BIT_NODES = (nodes.Steps, nodes.Concat, nodes.Pad)
 """Nodes that choose how to store their results; poolings keep what they read."""
 MAX_BITS_PER_CHANNEL = 1.5
@@ -51,7 +55,7 @@ class Features:
         """Size in bytes."""
         if self.planes:
             return 4 * self.planes * self.positions * self.words
-        return self.positions * self.channels * (1 if self.kind == "SS_BYTES" else 4)
+        return self.positions * self.channels * WIDTHS[self.kind]
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class MemoryLayout:
     home: dict[str, str]  # the node in whose memory it lies
 
 
-def layout(network: IntegerNetwork) -> MemoryLayout:
+def layout(network: FrozenNetwork) -> MemoryLayout:
     """Choose the layout of every node's result."""
     memory = MemoryLayout({}, {})
     for node in network.nodes:
@@ -92,14 +96,14 @@ def _size(name: str, shape: Shape) -> tuple[int, int, int]:
     return int(shape[0]), int(height), int(width)
 
 
-def _needs_no_copy(network: IntegerNetwork, node: nodes.Flatten) -> bool:
+def _needs_no_copy(network: FrozenNetwork, node: nodes.Flatten) -> bool:
     """Whether no reader needs the flattened order: weights can be reordered instead."""
-    if len(network.sizes[node.inputs[0]]) == 1:
+    if math.prod(network.sizes[node.inputs[0]][1:]) == 1:
         return True
-    return all(isinstance(user, nodes.Sum | nodes.Scores) for user in network.users(node.name))
+    return all(isinstance(user, nodes.Sum) for user in network.users(node.name))
 
 
-def _planes(network: IntegerNetwork, node: nodes.Steps | nodes.Concat | nodes.Pad) -> str | None:
+def _planes(network: FrozenNetwork, node: nodes.Steps | nodes.Concat | nodes.Pad) -> str | None:
     """Return the kind of bit planes for the values of a node, or None."""
     levels = set(node.levels) if isinstance(node, nodes.Steps) else {node.low, 0, node.high}
     if not levels <= {-1, 0, 1}:
@@ -112,7 +116,7 @@ def _planes(network: IntegerNetwork, node: nodes.Steps | nodes.Concat | nodes.Pa
     return "SS_BIT" if levels == {0, 1} else "SS_TERNARY"
 
 
-def _sums_over(network: IntegerNetwork, name: str) -> Iterator[nodes.Sum]:
+def _sums_over(network: FrozenNetwork, name: str) -> Iterator[nodes.Sum]:
     """Yield the sums over these features, pooled or flattened before or not."""
     for user in network.users(name):
         if isinstance(user, nodes.Sum):
@@ -122,20 +126,20 @@ def _sums_over(network: IntegerNetwork, name: str) -> Iterator[nodes.Sum]:
             yield from _sums_over(network, user.name)
 
 
-def _counts_bits(network: IntegerNetwork, node: nodes.Sum) -> bool:
+def _counts_bits(network: FrozenNetwork, node: nodes.Sum) -> bool:
     source = network.node(node.inputs[0])
     while isinstance(source, nodes.Flatten):
         source = network.node(source.inputs[0])
     channels = network.sizes[source.name][0]
     full = -(-channels // 32) * 32 <= MAX_BITS_PER_CHANNEL * channels
-    return full and node.groups == 1 and bool((node.weight.abs() <= 1).all())
+    return full and node.groups == 1 and bool((node.weight.long().abs() <= 1).all())
 
 
 def _numbers(node: nodes.Node) -> tuple[str, int]:
-    """Return the kind and bias of integers: bytes if they hold them and 0, else words."""
+    """Return the kind and bias of integers: bytes if they hold them and 0, else halves or words."""
     low, high = min(node.low, 0), max(node.high, 0)
-    if isinstance(node, nodes.Scores | nodes.Rescaled) or high - low > 255:
-        return "SS_WORDS", 0
+    if high - low > 255:
+        return "SS_HALVES" if nodes.bits(low, high) <= 16 else "SS_WORDS", 0
     fits = low >= -128 and high <= 127
     return "SS_BYTES", 0 if fits else low + 128
 
@@ -151,20 +155,14 @@ class Constant:
     def text(self) -> str:
         """Return its definition."""
         values = self.values.reshape(-1)
-        kind = "float" if values.dtype == np.float32 else f"{values.dtype.name}_t"
-        lines = "\n".join(_lines(_literals(values)))
-        return f"static const {kind} {self.name}[{len(values)}] = {{\n{lines}\n}};"
+        is_bits = values.dtype == np.uint32
+        literals = (f"0x{value:08x}U" if is_bits else str(value) for value in values.tolist())
+        head = f"static const {values.dtype.name}_t {self.name}[{len(values)}]"
+        return f"{head} = {{\n{chr(10).join(in_lines(literals))}\n}};"
 
 
-def _literals(values: npt.NDArray[Any]) -> Iterator[str]:
-    if values.dtype == np.uint32:
-        return (f"0x{value:08x}U" for value in values.tolist())
-    if values.dtype == np.float32:
-        return (f"{value.hex()}F" for value in values.tolist())
-    return (str(value) for value in values.tolist())
-
-
-def _lines(literals: Iterable[str]) -> Iterator[str]:
+def in_lines(literals: Iterable[str]) -> Iterator[str]:
+    """Yield lines of literals, each followed by a comma."""
     line = "   "
     for literal in literals:
         if len(line) + len(literal) + 2 > 100:
@@ -193,7 +191,6 @@ class Operation:
     structures: tuple[str, ...] = ()  # definitions of the structures that the calls take
     scratch: int = 0  # bytes of memory that it needs while it runs
     weights: int = 0  # number of weights
-    in_tiles: bool = False  # by Winograd's algorithm
 
     def part(self, name: str) -> int:
         """Return the bytes of one kind of constants."""

@@ -1,13 +1,13 @@
-"""Lowering: the nodes of an integer network become operations of the generated program."""
+"""Lowering: the nodes of a frozen network become operations of the generated program."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
-from softstair.deploy.affine import Integers, affine_steps, small_wide_steps, sum_bounds
+from softstair.deploy.c.affine import AffineSteps, Integers, affine_steps
 from softstair.deploy.c.layout import (
     Constant,
     Features,
@@ -17,20 +17,30 @@ from softstair.deploy.c.layout import (
     window_fields,
 )
 from softstair.deploy.c.sums import Stored, weighted_sum
-from softstair.deploy.nodes import ExportError, IntegerNetwork, narrowest
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import INT32_LIMIT, ExportError, narrowest
+
+Stair = nodes.Steps | nodes.Requantise
 
 
-def lower(network: IntegerNetwork, layout: MemoryLayout, scratch: int) -> list[Operation]:
+def lower(network: FrozenNetwork, layout: MemoryLayout, scratch: int) -> list[Operation]:
     """Return the operations of a network; a layer uses up to ``scratch`` bytes to be faster."""
-    if not isinstance(network.last, nodes.Scores | nodes.Rescaled):
-        raise ExportError.of(network.last.name, "the network must end in scores to be written as C")
     lowering = _Lowering(network, layout, scratch)
     operations = map(lowering.operation, range(len(network.nodes)))
     return [operation for operation in operations if operation is not None]
 
 
+@dataclass(frozen=True)
+class _Sink:
+    """A function that stores sums, with its constants by channel and its other fields."""
+
+    store: str
+    arrays: dict[str, npt.NDArray[Any]]
+    fields: dict[str, object]
+
+
 class _Lowering:
-    def __init__(self, network: IntegerNetwork, layout: MemoryLayout, scratch: int) -> None:
+    def __init__(self, network: FrozenNetwork, layout: MemoryLayout, scratch: int) -> None:
         self.network, self.layout, self.scratch = network, layout, scratch
         self.number = {node.name: number for number, node in enumerate(network.nodes)}
 
@@ -41,15 +51,15 @@ class _Lowering:
             return None
         match node:
             case nodes.Input():
-                call = f"ss_input_{node.type_name}(input, {node.zero}, &layer_{number});"
-                how = "bytes with their channels together"
-                return Operation(number, (number,), (), (call,), how)
+                return self._input(number, node)
             case nodes.Sum():
                 return None if self._is_fused(node) else self._sum(number, node)
-            case nodes.Steps():
-                return self._steps(number, node)
-            case nodes.MaxPool() | nodes.SumPool() | nodes.Pad():
+            case nodes.Steps() | nodes.Requantise():
+                return self._stair(number, node)
+            case nodes.MaxPool() | nodes.SumPool():
                 return self._pool(number, node)
+            case nodes.Pad():
+                return self._pad(number, node)
             case nodes.Concat():
                 return self._concatenate(number, node)
             case nodes.Expand():
@@ -58,8 +68,6 @@ class _Lowering:
                 return self._elementwise(number, node)
             case nodes.Scores():
                 return self._scores(number, node)
-            case nodes.Rescaled():
-                return self._rescaled(number, node)
         raise ExportError.of(node.name, f"{type(node).__name__} has no form in C")
 
     def _home(self, name: str) -> int:
@@ -68,7 +76,20 @@ class _Lowering:
     def _is_fused(self, node: nodes.Sum) -> bool:
         """Whether a single stair reads the sums, so that they need not be stored."""
         users = self.network.users(node.name)
-        return len(users) == 1 and isinstance(users[0], nodes.Steps)
+        is_first = (
+            users and users[0].inputs[0] == node.name and node.name not in users[0].inputs[1:]
+        )
+        return len(users) == 1 and isinstance(users[0], Stair) and bool(is_first)
+
+    def _input(self, number: int, node: nodes.Input) -> Operation:
+        how, out = "bytes with their channels together", f"&layer_{number}"
+        constants: tuple[Constant, ...] = ()
+        call = f"ss_input_{node.dtype}(input, {node.zero}, {out});"
+        if node.table is not None:
+            table = node.table.cpu().numpy()
+            constants, how = (Constant(f"layer_{number}_table", table, "thresholds"),), "by a table"
+            call = f"ss_input_table(input, layer_{number}_table, {table.itemsize}, {out});"
+        return Operation(number, (number,), (), (call,), how, constants)
 
     def _weighted_sum(self, node: nodes.Sum, sink: int, stored: Stored) -> Operation:
         x = node.inputs[0]
@@ -90,51 +111,86 @@ class _Lowering:
         sink = structure("ss_sink", f"{name}_sink", store="ss_store_sums", out=f"&{name}")
         return replace(operation, structures=(sink, *operation.structures))
 
-    def _steps(self, number: int, node: nodes.Steps) -> Operation:
+    def _stair(self, number: int, node: Stair) -> Operation:
         """A stair, with the sum before it where nothing else reads that."""
-        source = self.network.node(node.inputs[0])
-        output = self.layout.features[node.name]
-        shortcut = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
-        reads = () if shortcut is None else (shortcut,)
-        clear = _clear(number, output)
-        if isinstance(source, nodes.Sum) and self._is_fused(source):
-            inner = self.number[source.name]
-            constants, text, store = _sink(number, node, source, output, shortcut, inner)
-            is_affine = output.kind == "SS_BYTES" and store == "ss_store_affine"
-            operation = self._weighted_sum(source, number, "affine" if is_affine else "levels")
-            return replace(
-                operation,
-                number=number,
-                nodes=(inner, number),
-                reads=(*operation.reads, *reads),
-                calls=(*clear, *operation.calls),
-                constants=(*operation.constants, *constants),
-                structures=(text, *operation.structures),
-            )
-        home = self._home(source.name)
-        constants, text, _ = _sink(number, node, source, output, shortcut, None)
-        calls = (*clear, f"ss_steps(&layer_{home}, &layer_{number}_sink);")
-        given = (calls, "thresholds", constants, (text,))
-        return Operation(number, (number,), (home, *reads), *given)
+        shape, source = self.network.sizes[node.name], self.network.node(node.inputs[0])
+        if node.axis % (len(shape) + 1) != 1:
+            raise ExportError.of(node.name, "C has no channels that are not the first axis")
+        output, beside = self.layout.features[node.name], tuple(map(self._home, node.inputs[1:]))
+        is_fused = isinstance(source, nodes.Sum) and self._is_fused(source)
+        sink, inner = self._sink(node, source, output), self.number[source.name]
+        name, clear = f"layer_{number}", _clear(number, output)
+        constants = tuple(
+            Constant(f"{name}_{key}", array, "thresholds") for key, array in sink.arrays.items()
+        )
+        ends = {"store": sink.store, "out": f"&{name}"}
+        ends |= {"beside": f"&layer_{beside[0]}"} if beside else {}
+        ends |= {"sums": f"SS_TRACED(&layer_{inner})"} if is_fused else {}
+        arrays = {key: f"{name}_{key}" for key in sink.arrays}
+        text = structure("ss_sink", f"{name}_sink", **ends, **arrays, **sink.fields)
+        if not is_fused or not isinstance(source, nodes.Sum):
+            home = self._home(source.name)
+            calls = (*clear, f"ss_steps(&layer_{home}, &{name}_sink);")
+            how = "thresholds" if isinstance(node, nodes.Steps) else "in another unit"
+            return Operation(number, (number,), (home, *beside), calls, how, constants, (text,))
+        stored: Stored = "affine" if sink.store == "ss_store_affine" else "levels"
+        operation = self._weighted_sum(source, number, stored)
+        return replace(
+            operation,
+            number=number,
+            nodes=(inner, number),
+            reads=(*operation.reads, *beside),
+            calls=(*clear, *operation.calls),
+            constants=(*operation.constants, *constants),
+            structures=(text, *operation.structures),
+        )
 
-    def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool | nodes.Pad) -> Operation:
+    def _sink(self, node: Stair, source: nodes.Node, output: Features) -> _Sink:
+        """Return how sums become levels: by affine steps, or else by thresholds or in 64 bits."""
+        channels = output.channels
+        ends = (np.full(channels, end, dtype=np.int64) for end in (source.low, source.high))
+        if isinstance(source, nodes.Sum):
+            before = self.network.node(source.inputs[0])
+            bounds = source.bounds(before.low, before.high)
+            ends = (end.cpu().numpy() for end in bounds)
+        least, greatest = ends
+        if isinstance(node, nodes.Requantise):
+            return _rescaled(node)
+        table = node.thresholds.cpu().numpy().astype(np.int64)
+        is_even = node.levels == tuple(range(node.low, node.high + 1))
+        if is_even and not output.planes:
+            steps = affine_steps(table, least, greatest, node.low - output.bias)
+            if steps is not None:
+                return _affine(steps, node, output)
+        # Fewer bytes hold thresholds that only just are below or above all sums.
+        beyond = np.minimum(greatest + 1, INT32_LIMIT - 1)
+        return _thresholds(np.clip(table, least[:, None], beyond[:, None]), node.levels, output)
+
+    def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool) -> Operation:
         home = self._home(node.inputs[0])
         x, output = self.layout.features[node.inputs[0]], self.layout.features[node.name]
+        if len(self.network.sizes[node.name]) != len(node.kernel) + 1:
+            reason = "C cannot pool without channels"
+            raise ExportError.of(node.name, reason, "Give it (C, H, W)")
         function, how, clear = "ss_sum_pool", "the sum of each window", _clear(number, output)
-        if not isinstance(node, nodes.Pad):
-            windows = (node.kernel, node.stride, node.padding)
-            if len(self.network.sizes[node.name]) != len(node.kernel) + 1:
-                reason = "C cannot pool without channels"
-                raise ExportError.of(node.name, reason, "Give it (C, H, W)")
-        else:  # sums of one place, which may lie in the padding
-            how, windows = "between zeros", ((1, 1), (1, 1), node.padding[::2][::-1])
         if isinstance(node, nodes.MaxPool):
             how, clear = "the largest of each window", ()
             function = "ss_max_pool_planes" if x.planes else "ss_max_pool"
         name = f"layer_{number}_window"
         call = f"{function}(&{name}, &layer_{home}, &layer_{number});"
+        windows = (node.kernel, node.stride, node.padding)
         text = structure("ss_window", name, **window_fields(x, output, *windows))
         return Operation(number, (number,), (home,), (*clear, call), how, structures=(text,))
+
+    def _pad(self, number: int, node: nodes.Pad) -> Operation:
+        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
+        x = self.layout.features[node.inputs[0]]
+        before = [*node.padding[::2], 0, 0, 0][: len(self.network.sizes[node.name])]
+        rows, columns = [0, 0, *before[-2::-1]][-2:]
+        numbers = f"{x.width}, {output.width}, {rows}, {columns}, {before[-1]}"
+        call = f"ss_place(&layer_{home}, &layer_{number}, {numbers});"
+        calls = (f"ss_clear(&layer_{number});", call)
+        return Operation(number, (number,), (home,), calls, "between zeros")
 
     def _concatenate(self, number: int, node: nodes.Concat) -> Operation:
         if node.axis != 1:
@@ -143,7 +199,7 @@ class _Lowering:
         channels = [self.layout.features[name].channels for name in node.inputs]
         firsts = [sum(channels[:place]) for place in range(len(channels))]
         calls = (
-            f"ss_concatenate(&layer_{home}, {first}, &layer_{number});"
+            f"ss_place(&layer_{home}, &layer_{number}, 1, 1, 0, 0, {first});"
             for home, first in zip(homes, firsts, strict=True)
         )
         clear = _clear(number, self.layout.features[node.name])
@@ -167,39 +223,15 @@ class _Lowering:
         return Operation(number, (number,), homes, (call,), how)
 
     def _scores(self, number: int, node: nodes.Scores) -> Operation:
-        """A last layer in float."""
-        home, x = self._home(node.inputs[0]), self.layout.features[node.inputs[0]]
-        name, shape = f"layer_{number}", (len(node.weight), x.channels, x.positions)
-        weight = node.weight.float().reshape(shape).permute(2, 1, 0).contiguous()
-        constants = [Constant(f"{name}_weights", weight.numpy(), "weights")]
-        if node.bias is not None:
-            constants.append(Constant(f"{name}_bias", node.bias.float().numpy(), "thresholds"))
-        text = structure(
-            "ss_last",
-            f"{name}_last",
-            classes=shape[0],
-            unit=f"{float(np.float32(node.unit)).hex()}F",
-            weights=f"{name}_weights",
-            bias=None if node.bias is None else f"{name}_bias",
-            totals="totals",
-            **{"in": f"&layer_{home}"},
-        )
-        call, weights = f"ss_scores(&{name}_last, scores);", node.weight.numel()
-        more = (tuple(constants), (text,), 0, weights)
-        return Operation(number, (number,), (home,), (call,), "floats", *more)
-
-    def _rescaled(self, number: int, node: nodes.Rescaled) -> Operation:
-        """The scores of a last layer with integer weights."""
         home = self._home(node.inputs[0])
         if self.layout.features[node.inputs[0]].positions != 1:
             raise ExportError.of(node.name, "C has no scores for each position")
         name = f"layer_{number}"
-        constants = tuple(
-            Constant(f"{name}_{part}", values.float().contiguous().numpy(), "thresholds")
-            for part, values in (("scale", node.scale), ("bias", node.bias))
-        )
-        call = f"ss_rescale(&layer_{home}, {name}_scale, {name}_bias, scores);"
-        return Operation(number, (number,), (home,), (call,), "floats", constants)
+        constants = [Constant(f"{name}_bias", node.bias.cpu().numpy(), "thresholds")]
+        if self.network.outputs == "classes":
+            constants.append(Constant(f"{name}_order", node.order.cpu().numpy(), "thresholds"))
+        call = f"ss_scores(&layer_{home}, {node.shift}, {name}_bias, results);"
+        return Operation(number, (number,), (home,), (call,), "scores", tuple(constants))
 
 
 def _clear(number: int, output: Features) -> tuple[str, ...]:
@@ -207,85 +239,50 @@ def _clear(number: int, output: Features) -> tuple[str, ...]:
     return (f"ss_clear(&layer_{number});",) if output.planes else ()
 
 
-def _sink(
-    number: int,
-    node: nodes.Steps,
-    source: nodes.Node,
-    output: Features,
-    shortcut: int | None,
-    traced: int | None,
-) -> tuple[tuple[Constant, ...], str, str]:
-    """Return the constants of a stair, the structure that sums are passed to, and its function.
-
-    The steps are affine, or thresholds if there are none. Node ``shortcut`` is added to the sums; a
-    traced build stores the sums of ``traced``.
-    """
-    name, table = f"layer_{number}", node.thresholds.numpy().astype(np.int64)
-    in_planes, low = bool(output.planes) and shortcut is None, node.low - output.bias
-    arrays = {} if in_planes else _affine_arrays(node, source, table, low)
-    if arrays:
-        fields: dict[str, object] = {"low": low, "high": node.high - output.bias}
-        fields |= {key: f"{name}_{key}" for key in arrays}
-        fields |= {key: int(array) for key, array in arrays.items() if array.ndim == 0}
-        arrays = {key: array for key, array in arrays.items() if array.ndim}
-        store = "ss_store_wide" if "unit" in fields else "ss_store_affine"
-    else:
-        store, levels = "ss_store_planes", np.array(node.levels)
-        if in_planes:
-            table = table.T  # the first threshold of all channels, then the second
-        else:
-            store = "ss_store_levels" if shortcut is None else "ss_store_with_shortcut"
-            table, levels = _padded(table, levels)
-        arrays["thresholds"] = narrowest(table)
-        width = arrays["thresholds"].itemsize
-        if width > 4:
-            raise ExportError.of(node.name, "its thresholds do not fit into 32 bits")
-        fields = {"thresholds": f"{name}_thresholds", "width": width, "steps": len(levels) - 1}
-        if not in_planes:
-            arrays["levels"] = (levels - output.bias).astype(np.int32)
-            fields["levels"] = f"{name}_levels"
-    if shortcut is not None:
-        fields |= {"shortcut": f"&layer_{shortcut}", "first": int(node.first)}
-        fields |= {"values": table.shape[1]} if store == "ss_store_with_shortcut" else {}
-    sums = None if traced is None else f"SS_TRACED(&layer_{traced})"
-    ends = {"store": store, "out": f"&{name}", "sums": sums}
-    constants = (Constant(f"{name}_{key}", values, "thresholds") for key, values in arrays.items())
-    return tuple(constants), structure("ss_sink", f"{name}_sink", **ends, **fields), store
-
-
-def _affine_arrays(
-    node: nodes.Steps, source: nodes.Node, table: Integers, low: int
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the constants of affine steps; none if there are none, or if they are larger."""
-    is_even = table.ndim == 2 and node.levels == tuple(range(node.low, node.high + 1))
-    steps = affine_steps(table, *sum_bounds(source, len(table)), low) if is_even else None
-    if steps is not None:
-        return {
-            "multipliers": steps.multiplier.astype(np.int32),
-            "offsets": steps.offset.astype(np.int32),
-            "shifts": steps.shift.astype(np.int8),
-        }
-    wide = small_wide_steps(node, source, low)
-    if wide is None:
-        return {}
-    first: dict[str, npt.NDArray[Any]] = {"scales": wide.factors[:-1].astype(np.int32)}
-    optional: dict[str, npt.NDArray[Any]] = {
-        "biases": wide.addends[:-1],
-        "rows": wide.rows.astype(np.int32),
-        "columns": wide.columns.astype(np.int32),
+def _affine(steps: AffineSteps, node: nodes.Steps, output: Features) -> _Sink:
+    """Return affine steps, in 32 bits where they are enough."""
+    is_narrow = output.kind == "SS_BYTES" and not steps.is_wide
+    bias = output.bias if is_narrow else 0  # in 64 bits it is subtracted later
+    offset = steps.offset + ((output.bias - bias) << steps.shift)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "multipliers": steps.multiplier.astype(np.int32),
+        "shifts": steps.shift.astype(np.int8),
     }
-    return {
-        **(first if len(wide.factors) > 1 else {}),  # scales of 0 as well
-        **{name: numbers for name, numbers in optional.items() if numbers.any()},
-        "factors": wide.factors[-1].astype(np.int32),
-        "shifts": wide.shifts[-1].astype(np.int8),
-        "addends": wide.addends[-1],
-        **{name: np.array(number) for name, number in wide.scalars.items()},
-    }
+    arrays |= {"offsets": offset.astype(np.int32)} if is_narrow else {"addends": offset}
+    store = "ss_store_affine" if is_narrow else "ss_store_rescaled"
+    return _Sink(store, arrays, {"low": node.low - bias, "high": node.high - bias})
 
 
-def _padded(thresholds: Integers, levels: Integers) -> tuple[Integers, Integers]:
-    """Repeat the last threshold and level, so that there are 2ᵏ levels, for a bisection."""
+def _thresholds(table: Integers, levels: tuple[int, ...], output: Features) -> _Sink:
+    """Return thresholds in as few bytes as hold them."""
+    if output.planes:
+        # The first threshold of all channels, then the second.
+        thresholds = narrowest(table.T)
+        fields = {"width": thresholds.itemsize, "steps": len(levels) - 1}
+        return _Sink("ss_store_planes", {"thresholds": thresholds}, dict(fields))
+    # The last threshold and level are repeated, so that there are 2ᵏ levels, for a bisection.
     more = 2 ** (len(levels) - 1).bit_length() - len(levels)
-    columns = [(0, 0)] * (thresholds.ndim - 1) + [(0, more)]
-    return np.pad(thresholds, columns, "edge"), np.pad(levels, (0, more), "edge")
+    thresholds = narrowest(np.pad(table, ((0, 0), (0, more)), "edge"))
+    padded = np.pad(np.array(levels, dtype=np.int32), (0, more), "edge")
+    fields = {"width": thresholds.itemsize, "steps": len(padded) - 1}
+    return _Sink("ss_store_levels", {"thresholds": thresholds, "levels": padded}, dict(fields))
+
+
+def _rescaled(node: nodes.Requantise) -> _Sink:
+    """Return the numbers of a requantisation; a factor is part of its multiplier where it fits."""
+    names = ("factor", "bias", "multiplier", "shift")
+    factor, bias, multiplier, shift = (
+        getattr(node, name).cpu().numpy().astype(np.int64) for name in names
+    )
+    arrays: dict[str, npt.NDArray[Any]] = {"shifts": shift.astype(np.int8)}
+    limits: dict[str, object] = {"low": node.low, "high": node.high}
+    product = factor * multiplier
+    is_double = node.rounding == "double"
+    if is_double or bool((np.abs(product) >= INT32_LIMIT).any()):
+        product = multiplier
+        arrays |= {"factors": factor.astype(np.int32)} if (factor != 1).any() else {}
+    arrays["multipliers"] = product.astype(np.int32)
+    arrays["addends"] = bias if is_double else bias * multiplier + ((1 << shift) >> 1)
+    if node.beside is not None:
+        arrays["others"] = node.beside.cpu().numpy()
+    return _Sink("ss_store_doubly" if is_double else "ss_store_rescaled", arrays, limits)

@@ -2,16 +2,16 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import softstair
 from softstair import _check
-from softstair.deploy import nodes
-from softstair.deploy.c.layout import Features, Operation, layout, structure
+from softstair.deploy.c.layout import Features, Operation, in_lines, layout, structure
 from softstair.deploy.c.lower import lower
 from softstair.deploy.c.winograd import SCRATCH, SCRATCH_OF
-from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import ExportError
 from softstair.deploy.target import HERE, Cpu
 
 ALIGNMENT = 16
@@ -29,17 +29,19 @@ class PlanRow:
     flash: tuple[int, int]  # bytes of weights, bytes of other constants
     memory: tuple[int, int]  # offset of its result, bytes of it
     scratch: int  # bytes that it needs while it runs
-    in_tiles: bool = False  # by Winograd's algorithm
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether it is computed by Winograd's algorithm."""
+        return self.how.startswith("tiles")
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """The memory that a generated program needs; ``str(plan)`` is a table."""
 
-    name: str  # of the files and functions
     ram: int  # bytes of memory, without the stack of the caller
     rows: tuple[PlanRow, ...]  # one per operation, and one for a second thread
-    nodes: tuple[str, ...]  # by their number in the program
 
     @property
     def flash(self) -> int:
@@ -48,16 +50,10 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """A sentence with figures if other constants take more than the weights, else None."""
+        """A sentence if other constants take more bytes than the weights, else None."""
         weights, others = (sum(row.flash[part] for row in self.rows) for part in (0, 1))
-        if others <= weights:
-            return None
-        largest = max(self.rows, key=lambda row: row.flash[1])
-        return (
-            f"thresholds and other constants take {others:,} bytes, and the weights {weights:,}; "
-            f"{largest.names[-1]!r} alone takes {largest.flash[1]:,}. Use stairs with fewer levels "
-            "for the features and, if shortcuts are added, `sums=branches`"
-        )
+        sizes = f"thresholds and the like take {others:,} bytes, and the weights {weights:,}"
+        return f"{sizes}: use stairs with fewer levels" if others > weights else None
 
     def __str__(self) -> str:
         sizes = f"{'memory':>8} {'scratch':>8}"
@@ -70,10 +66,8 @@ class MemoryPlan:
         total = sum(row.weights for row in self.rows)
         lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>17,}  bytes")
         if any(row.in_tiles for row in self.rows):
-            lines.append(
-                "tiles need vector instructions: set `scratch` to 16384 for a microcontroller"
-            )
-        return "\n".join([*lines, *([f"warning: {self.warning}."] if self.warning else [])])
+            lines.append("tiles need vector instructions: set scratch to 16384 for a Cortex-M")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
 
 
 def sources(
-    network: IntegerNetwork, name: str, scratch: int = SCRATCH, threads: int = 1, cpu: Cpu = "arm"
+    network: FrozenNetwork, name: str, scratch: int = SCRATCH, threads: int = 1, cpu: Cpu = "arm"
 ) -> tuple[dict[str, str], MemoryPlan]:
     """Return the text of the generated files, by their names, and the memory plan."""
     program = _Program(network, name, scratch, threads, cpu)
@@ -120,8 +114,13 @@ def sources(
     return files, program.plan()
 
 
+def count_of(network: FrozenNetwork, name: str) -> str:
+    """Return the name of the number of results in C."""
+    return f"{name.upper()}_{'CLASSES' if network.outputs == 'classes' else 'OUTPUTS'}"
+
+
 def memory_plan(
-    network: IntegerNetwork, scratch: int = SCRATCH_OF[HERE.cpu], threads: int = 1
+    network: FrozenNetwork, scratch: int = SCRATCH_OF[HERE.cpu], threads: int = 1
 ) -> MemoryPlan:
     """Return the memory plan of the program that :func:`sources` would generate."""
     return _Program(network, "network", scratch, threads).plan()
@@ -139,57 +138,35 @@ def check_options(to: str, scratch: int | None, threads: int, **fits: int | None
 
 
 def check_fit(
-    network: IntegerNetwork, scratch: int, fit_flash: int | None, fit_ram: int | None, threads: int
+    network: FrozenNetwork, scratch: int, fit_flash: int | None, fit_ram: int | None, threads: int
 ) -> None:
     """Raise SoftstairError if constants or memory take more bytes than allowed."""
     if fit_flash is None and fit_ram is None:
         return
-    plan, problems = memory_plan(network, scratch, threads), {}
+    plan = memory_plan(network, scratch, threads)
     if fit_flash is not None and plan.flash > fit_flash:
-        advice = "Use fewer bits for the weights"
-        if isinstance(network.last, nodes.Scores):
-            advice += ", or INT8 for the last layer (`last_layer=int8`, or quantise_last_layer)"
-        problems["fit_flash"] = (
-            f"allows {fit_flash:,} bytes, but the constants take {plan.flash:,}, most of them in "
-            f"{_largest(plan, lambda row: sum(row.flash))}; code adds {CODE}. {advice}"
-        )
+        problem = f"allows {fit_flash:,} bytes, but the constants take {plan.flash:,}"
+        raise _check.invalid("fit_flash", f"{problem}; code adds {CODE}. Use fewer bits")
     if fit_ram is not None and plan.ram > fit_ram:
-        least = memory_plan(network, 0, threads).ram
-        advice = "Use fewer channels, smaller inputs, or fewer bits for the features"
-        if least < plan.ram:
-            smaller = f"A smaller `scratch` takes less, `scratch=0` {least:,} bytes"
-            advice = smaller if least <= fit_ram else f"{smaller}. {advice}"
-        if threads > 1:
-            advice = f"With `threads=1` it takes {memory_plan(network, scratch).ram:,}. {advice}"
-        problems["fit_ram"] = (
-            f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}, without the stack; "
-            "results and scratch memory are largest in "
-            f"{_largest(plan, lambda row: row.memory[1] + row.scratch)}. {advice}"
-        )
-    if problems:
-        (name, problem), *others = problems.items()
-        raise _check.invalid(name, ". ".join([problem, *(f"`{n}` {text}" for n, text in others)]))
-
-
-def _largest(plan: MemoryPlan, size: Callable[[PlanRow], int]) -> str:
-    """Return the names and sizes of the three largest operations."""
-    rows = sorted(plan.rows, key=size, reverse=True)[:3]
-    return ", ".join(f"{row.names[-1]!r} ({size(row):,})" for row in rows if size(row))
+        least = memory_plan(network, 0).ram
+        smaller = f"`scratch=0` and `threads=1` take {least:,}. " if least < plan.ram else ""
+        problem = f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}"
+        raise _check.invalid("fit_ram", f"{problem}. {smaller}Use fewer channels or fewer bits")
 
 
 class _Program:
     def __init__(
-        self, network: IntegerNetwork, name: str, scratch: int, threads: int, cpu: Cpu = "arm"
+        self, network: FrozenNetwork, name: str, scratch: int, threads: int, cpu: Cpu = "arm"
     ) -> None:
         self.network, self.name, self.threads, self.cpu = network, name, threads, cpu
         self.layout = layout(network)
         self.operations = lower(network, self.layout, scratch)
         self.upper = name.upper()
-        self.classes = int(network.sizes[network.last.name][0])
+        self.outputs = int(network.sizes[network.last.name][0])
+        self.has_classes = network.outputs == "classes"
+        self.count = count_of(network, name)
         self.buffers = self._buffers()
         self.offsets, self.size = arrange(self.buffers)
-        # Scores of float weights are added up in one double per class.
-        self.has_totals = isinstance(network.last, nodes.Scores)
 
     def _buffers(self) -> list[Buffer]:
         buffers = []
@@ -216,31 +193,31 @@ class _Program:
             size = 0 if offset is None else self._features_of(operation.number).size
             flash = (operation.part("weights"), operation.part("thresholds"))
             how = (operation.how, operation.weights, flash)
-            end = (operation.scratch, operation.in_tiles)
-            rows.append(PlanRow(names, *how, (offset or 0, size), *end))
-        ram = self.size + 8 * self.classes * self.has_totals
+            rows.append(PlanRow(names, *how, (offset or 0, size), operation.scratch))
+        ram = self.size
         if self.threads > 1:
             scratch, sizes = self._thread_words() * 4, (0, (0, 0), (0, STACK))
             rows.append(PlanRow(("second thread",), "stack and scratch", *sizes, scratch))
             ram += STACK + scratch
-        names = tuple(node.name for node in self.network.nodes)
-        return MemoryPlan(self.name, ram, tuple(rows), names)
+        return MemoryPlan(ram, tuple(rows))
 
     def header(self) -> str:
         """Return the text of <name>.h."""
-        plan, name, upper = self.plan(), self.name, self.upper
+        plan, upper = self.plan(), self.upper
         shape = [int(size) for size in self.network.sizes[self.network.input.name]]
-        kind = f"{self.network.input.type_name}_t"
-        rows = [("layer", "constants", "memory", "scratch", "")]
-        for row in plan.rows:
-            sizes = (str(sum(row.flash)), str(row.memory[1]), str(row.scratch))
-            rows.append((_comment(" ".join(row.names)), *sizes, row.how))
-        table = "\n".join(
-            f" *   {name:40} {flash:>10} {memory:>8} {scratch:>8}  {how}".rstrip()
-            for name, flash, memory, scratch, how in rows
-        )
-        return f"""/* An integer network by softstair {softstair.__version__} for {self.cpu}.
- * The SHA-256 of its weights and thresholds is
+        table = "\n".join(f" *   {_comment(line)}".rstrip() for line in str(plan).splitlines())
+        scales = " \\\n".join(in_lines(map(str, self.network.last.scale.tolist())))
+        results = "scores" if self.has_classes else "outputs"
+        functions = [
+            f"/* The {results} of an example, which lies channel after channel, row after row. */",
+            f"{self._declared('run', results)};",
+        ]
+        if self.has_classes:
+            functions[0] = functions[0].replace(". */", "; its class. */")
+            functions.append("\n/* Its class alone: that of the largest score in its unit. */")
+            functions.append(f"{self._declared('class')};")
+        return f"""/* A frozen network by softstair {softstair.__version__} for {self.cpu}.
+ * The SHA-256 of what it computes with is
  * {self.network.digest}
  *
  * It has {plan.flash} bytes of constants, and needs {plan.ram} bytes of memory and about 2 KiB of
@@ -249,9 +226,9 @@ class _Program:
 {table}
  *
  * It calls no function of a library, and allocates nothing. Its memory is static: one call at a
- * time. Where the processor has no unit for floats or doubles, the compiler calls its own functions
- * (libgcc); only a last layer with float weights uses doubles. It may replace loops by memset and
- * memcpy; GCC and Clang do not with -fno-builtin, as in the Makefile.
+ * time. All numbers are integers; on 32 bits the compiler may call its own functions (libgcc) for
+ * 64. It may replace loops by memset and memcpy; GCC and Clang do not with -fno-builtin, as in the
+ * Makefile.
  */
 #ifndef {upper}_H
 #define {upper}_H
@@ -263,14 +240,15 @@ extern "C" {{
 #endif
 
 #define {upper}_INPUTS {math.prod(shape)} /* numbers of an example: {" x ".join(map(str, shape))} */
-#define {upper}_TYPE {kind}
-#define {upper}_CLASSES {self.classes}
+#define {upper}_TYPE {self.network.input.dtype}_t
+#define {self.count} {self.outputs}
 
-/* The scores of an example, which lies channel after channel, row after row; its class. */
-int32_t {name}_run(const {kind} input[{upper}_INPUTS], float scores[{upper}_CLASSES]);
+/* What 1 stands for in each of the {results}: numbers for an array of doubles. */
+#define {upper}_SCALES {{ \\
+{scales} \\
+}}
 
-/* Its class alone: the first of those with the greatest score. */
-int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
+{chr(10).join(functions)}
 
 #ifdef __cplusplus
 }}
@@ -318,8 +296,6 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
         for buffer in self.buffers:
             place = f"#define {buffer.name} (memory + {self.offsets[buffer.name] // 4})"
             lines.append(f"{place} /* {buffer.size} bytes */")
-        if self.has_totals:
-            lines.append(f"static volatile double totals[{self.upper}_CLASSES];")
         return "\n".join(lines)
 
     def _thread_words(self) -> int:
@@ -332,15 +308,9 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
 
     def _features(self, number: int, data: str | None = None) -> str:
         features = self._features_of(number)
-        return structure(
-            "ss_features",
-            f"layer_{number}",
-            kind=features.kind,
-            channels=features.channels,
-            places=features.positions,
-            bias=features.bias or None,
-            data=data or f"LAYER_{number}",
-        )
+        fields = {"kind": features.kind, "channels": features.channels}
+        fields |= {"places": features.positions, "bias": features.bias or None}
+        return structure("ss_features", f"layer_{number}", **fields, data=data or f"LAYER_{number}")
 
     def _traced_sums(self) -> str:
         """Return the memory of sums that only a traced build stores."""
@@ -353,7 +323,6 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
         return "\n".join([*parts, "#endif"])
 
     def _functions(self) -> str:
-        upper = self.upper
         numbers = {node.name: number for number, node in enumerate(self.network.nodes)}
         lines = []
         for operation in self.operations:
@@ -361,7 +330,7 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
             lines += [f"    {call}" for call in operation.calls]
             number = operation.number
             if operation is self.operations[-1]:
-                lines.append(f"    ss_trace_scores({number}, scores, {upper}_CLASSES);")
+                lines.append(f"    ss_trace_scores({number}, results, {self.count});")
                 continue
             # A Flatten without a copy has the result of the node in whose memory it lies.
             home = self.network.nodes[number].name
@@ -370,19 +339,27 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
                 features = at if at in operation.nodes else number
                 lines.append(f"    ss_trace({at}, &layer_{features});")
         body = "\n".join(lines)
-        argument = f"const {self.network.input.type_name}_t input[{upper}_INPUTS]"
-        return f"""int32_t {self.name}_run({argument}, float scores[{upper}_CLASSES]) {{
-{body}
-    return ss_class(scores, {upper}_CLASSES);
+        run = f"{self._declared('run', 'results')} {{\n{body}\n"
+        if not self.has_classes:
+            return f"{run}}}"
+        order = f"layer_{self.operations[-1].number}_order"
+        return f"""{run}    return ss_class(results, {order}, {self.count});
 }}
 
-int32_t {self.name}_class({argument}) {{
-    static float scores[{upper}_CLASSES];
+{self._declared("class")} {{
+    static int32_t scores[{self.count}];
     return {self.name}_run(input, scores);
 }}"""
+
+    def _declared(self, name: str, *results: str) -> str:
+        """Return the declaration of a function, without its end."""
+        arguments = [f"const {self.network.input.dtype}_t input[{self.upper}_INPUTS]"]
+        arguments += [f"int32_t {result}[{self.count}]" for result in results]
+        kind = "int32_t" if self.has_classes else "void"
+        return f"{kind} {self.name}_{name}({', '.join(arguments)})"
 
 
 def _comment(text: str) -> str:
     """Return text that is safe within a comment of C."""
     # No question marks either: two of them may begin a trigraph, such as that of a backslash.
-    return re.sub(r"[^A-Za-z0-9_. \-]", "_", str(text))[:60]
+    return re.sub(r"[^A-Za-z0-9_.,:+ -]", "_", text)[:120]

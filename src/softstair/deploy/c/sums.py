@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
-from softstair.deploy.affine import Integers
 from softstair.deploy.c import winograd
+from softstair.deploy.c.affine import Integers
 from softstair.deploy.c.layout import Constant, Features, Operation, structure, window_fields
-from softstair.deploy.nodes import ExportError, narrowest
+from softstair.deploy.nodes import narrowest
 
 POSITIONS, BLOCK, CHANNEL_BLOCK = 4, 64, 8  # SS_PLACES, SS_BLOCK and SS_EIGHT of softstair_vector.h
 MAX_UNPACKED = 16 * 1024  # bytes of unpacked weights, and of the operands of packed products
@@ -60,7 +60,7 @@ def weighted_sum(
     ``ends`` are the fields of its structure that name what it reads and where its sums go. Tiles
     and packed products use at most ``scratch`` bytes.
     """
-    weight = node.weight.numpy().astype(np.int64)
+    weight = node.weight.cpu().numpy().astype(np.int64)
     if weight.ndim == 2:
         weight = weight.reshape(len(weight), x.channels, x.height, x.width)
     elif weight.ndim == 3:
@@ -74,13 +74,10 @@ def weighted_sum(
     if x.planes:
         kernel = _planes(name, rows, x, output) if tiling is None else _tiles(name, rows, tiling)
     else:
-        packed = pack_fields(rows.reshape(len(rows), -1)) if x.kind == "SS_BYTES" else None
-        # Partial sums must fit into 32 bits too; bytes are at most 128.
-        largest = 128 if packed is not None else max(-span[0], span[1], 1)
-        reach = int(np.abs(rows).sum((1, 2)).max()) * largest
-        if reach >= nodes.INT32_LIMIT:
-            reason = "its partial sums do not fit into 32 bits"
-            raise ExportError.of(node.name, reason, "Use fewer inputs or bits")
+        # Partial sums of bytes must fit into 32 bits; bytes are at most 128.
+        fits = 128 * int(np.abs(rows).sum((1, 2)).max()) < nodes.INT32_LIMIT
+        is_packed = x.kind == "SS_BYTES" and fits
+        packed = pack_fields(rows.reshape(len(rows), -1)) if is_packed else None
         if packed is None:
             kernel = _words(name, node, rows)
         elif tiling is not None and bits <= packed.bits:
@@ -105,7 +102,6 @@ def weighted_sum(
         (text,),
         kernel.scratch,
         node.weight.numel(),
-        in_tiles=kernel.function == "winograd",
     )
 
 

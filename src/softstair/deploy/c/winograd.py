@@ -86,7 +86,7 @@ def _is_exact(scheme: Scheme, node: nodes.Sum, x: Features, span: tuple[int, int
     window = (*node.weight.shape[2:], *node.stride, *node.dilation, node.groups)
     if window != (3, 3, 1, 1, 1, 1, 1) or x.bias or (not x.planes and x.channels % LANES):
         return False
-    feature, weight = max(-span[0], span[1]), int(node.weight.abs().max())
+    feature, weight = max(-span[0], span[1]), int(node.weight.long().abs().max())
     products = np.array(scheme.features) * scheme.filters
     largest = x.channels * int((np.array(scheme.outputs) @ products).max()) ** 2
     in_bytes = max(max(scheme.features) ** 2 * feature, max(scheme.filters) ** 2 * weight) <= 127

@@ -1,10 +1,12 @@
-/* Reads examples, @NAME@_INPUTS numbers of @NAME@_TYPE each, and prints one class per line.
+/* Reads examples, @NAME@_INPUTS numbers of @NAME@_TYPE each, and prints a line for each: its class,
+ * or its values.
  *
  *   @name@ [--bits] [FILE]
  *
- * --bits also prints the bits of the scores, which are equal on all machines. Without a file it
- * reads the standard input. Compiled with -DSOFTSTAIR_TRACE it writes the result of every node
- * instead, in 32-bit words: the number of the node, the number of its values, and the values.
+ * --bits prints the class and the scores, or the integers that the values stand for; they are equal
+ * on all machines. Without a file it reads the standard input. Compiled with -DSOFTSTAIR_TRACE it
+ * writes the result of every node instead, in 32-bit words: the number of the node, the number of
+ * its values, and the values.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,19 +19,28 @@ void softstair_trace(int32_t value);
 void softstair_trace(int32_t value) { fwrite(&value, sizeof value, 1, stdout); }
 #endif
 
-static void print(int32_t class, const float *scores, int bits) {
-    printf("%ld", (long)class);
-    for (int i = 0; bits && i < @NAME@_CLASSES; i++) {
-        uint32_t word;
-        memcpy(&word, &scores[i], sizeof word);
-        printf(" %08lx", (unsigned long)word);
+static @NAME@_TYPE input[@NAME@_INPUTS];
+static int32_t results[@COUNT@];
+
+static void print(int bits) {
+    const char *before = "";
+#ifdef @NAME@_CLASSES
+    printf("%ld", (long)@name@_run(input, results));
+    before = " ";
+#else
+    static const double scales[@COUNT@] = @NAME@_SCALES;
+    @name@_run(input, results);
+    for (int i = 0; !bits && i < @COUNT@; i++, before = " ") {
+        printf("%s%.9g", before, results[i] * scales[i]);
+    }
+#endif
+    for (int i = 0; bits && i < @COUNT@; i++, before = " ") {
+        printf("%s%ld", before, (long)results[i]);
     }
     printf("\n");
 }
 
 int main(int count, char **arguments) {
-    static @NAME@_TYPE input[@NAME@_INPUTS];
-    static float scores[@NAME@_CLASSES];
     const int bits = count > 1 && strcmp(arguments[1], "--bits") == 0;
     const char *name = count > 1 + bits ? arguments[1 + bits] : NULL;
     FILE *file = name == NULL ? stdin : fopen(name, "rb");
@@ -39,11 +50,11 @@ int main(int count, char **arguments) {
         return 2;
     }
     while ((size = fread(input, 1, sizeof input, file)) == sizeof input) {
-        const int32_t class = @name@_run(input, scores);
 #ifndef SOFTSTAIR_TRACE
-        print(class, scores, bits);
+        print(bits);
 #else
-        (void)class, (void)print;
+        @name@_run(input, results);
+        (void)print;
 #endif
     }
     if (name != NULL) {

@@ -4,6 +4,7 @@
  *   SS_SIGN     -1, 1: a bit plane for the positive
  *   SS_BIT      0, 1: a bit plane for the positive
  *   SS_BYTES    int8_t: the integer minus `bias`
+ *   SS_HALVES   int16_t
  *   SS_WORDS    int32_t
  *
  * In a plane each place begins a new 32-bit word; bits after the last channel are 0.
@@ -13,7 +14,12 @@
 
 #include <stdint.h>
 
-typedef enum { SS_TERNARY, SS_SIGN, SS_BIT, SS_BYTES, SS_WORDS } ss_kind;
+#ifdef __GNUC__ /* memory is an array of words */
+typedef int16_t ss_half __attribute__((may_alias));
+#else
+typedef int16_t ss_half;
+#endif
+typedef enum { SS_TERNARY, SS_SIGN, SS_BIT, SS_BYTES, SS_HALVES, SS_WORDS } ss_kind;
 
 typedef struct {
     ss_kind kind;
@@ -36,6 +42,9 @@ static inline int32_t ss_at(const ss_features *features, int32_t place, int32_t 
     if (features->kind == SS_BYTES) {
         return (int32_t)((const int8_t *)features->data)[at] + features->bias;
     }
+    if (features->kind == SS_HALVES) {
+        return ((const ss_half *)features->data)[at];
+    }
     if (features->kind == SS_WORDS) {
         return ((const int32_t *)features->data)[at];
     }
@@ -54,6 +63,8 @@ static inline void ss_put(const ss_features *features, int32_t place, int32_t ch
     const int32_t at = place * features->channels + channel;
     if (features->kind == SS_BYTES) {
         ((int8_t *)features->data)[at] = (int8_t)(value - features->bias);
+    } else if (features->kind == SS_HALVES) {
+        ((ss_half *)features->data)[at] = (int16_t)value;
     } else if (features->kind == SS_WORDS) {
         ((int32_t *)features->data)[at] = value;
     } else {
@@ -67,12 +78,54 @@ static inline void ss_put(const ss_features *features, int32_t place, int32_t ch
     }
 }
 
-/* Clears planes before bits are set. */
+/* An array of integers of 1, 2 or 4 bytes. */
+static inline int32_t ss_number(const void *numbers, int32_t width, int32_t at) {
+    return width == 1   ? ((const int8_t *)numbers)[at]
+           : width == 2 ? ((const int16_t *)numbers)[at]
+                        : ((const int32_t *)numbers)[at];
+}
+
+/* Reads `count` channels of a place. */
+static inline void ss_get_row(const ss_features *features, int32_t place, int32_t channel,
+                              int32_t count, int32_t *to) {
+    const int8_t *bytes = (const int8_t *)features->data + place * features->channels + channel;
+    const int32_t bias = features->bias;
+    if (features->kind == SS_BYTES) {
+        for (int32_t c = 0; c < count; c++) {
+            to[c] = bytes[c] + bias;
+        }
+        return;
+    }
+    for (int32_t c = 0; c < count; c++) {
+        to[c] = ss_at(features, place, channel + c);
+    }
+}
+
+/* Stores `count` channels of a place. */
+static inline void ss_put_row(const ss_features *features, int32_t place, int32_t channel,
+                              int32_t count, const int32_t *values) {
+    int8_t *bytes = (int8_t *)features->data + place * features->channels + channel;
+    const int32_t bias = features->bias;
+    if (features->kind == SS_BYTES) {
+        for (int32_t c = 0; c < count; c++) {
+            bytes[c] = (int8_t)(values[c] - bias);
+        }
+        return;
+    }
+    for (int32_t c = 0; c < count; c++) {
+        ss_put(features, place, channel + c, values[c]);
+    }
+}
+
+/* Clears planes before bits are set, and what is padded. */
 static inline void ss_clear(const ss_features *features) {
-    const int32_t planes = features->kind == SS_TERNARY ? 2 : 1;
+    const int32_t planes = features->kind == SS_TERNARY ? 2 : features->kind < SS_BYTES;
     const int32_t words = planes * features->places * ss_words(features);
     for (int32_t i = 0; i < words; i++) {
         features->data[i] = 0;
+    }
+    for (int32_t i = 0; i < features->places * features->channels && planes == 0; i++) {
+        ss_put(features, 0, i, 0);
     }
 }
 
@@ -90,9 +143,15 @@ static inline void ss_trace(int32_t node, const ss_features *features) {
         }
     }
 }
+
+static inline void ss_trace_scores(int32_t node, int32_t *scores, int32_t count) {
+    const ss_features traced = {SS_WORDS, count, 1, 0, (uint32_t *)scores};
+    ss_trace(node, &traced);
+}
 #else
 #define SS_TRACED(features) 0
 #define ss_trace(node, features) ((void)0)
+#define ss_trace_scores(node, scores, count) ((void)0)
 #endif
 
 #endif

@@ -1,4 +1,4 @@
-/* Poolings, padding, additions, concatenation, expansion, flattening, and the input. */
+/* The input, poolings, padding, additions, concatenation, expansion, flattening, and the scores. */
 #ifndef SOFTSTAIR_POOL_H
 #define SOFTSTAIR_POOL_H
 
@@ -19,6 +19,17 @@
 SS_INPUT(ss_input_uint8, uint8_t)
 SS_INPUT(ss_input_int8, int8_t)
 SS_INPUT(ss_input_int16, int16_t)
+
+/* The same by a table of 256 numbers of `width` bytes for each channel. */
+static inline void ss_input_table(const void *input, const void *table, int32_t width,
+                                  const ss_features *out) {
+    const uint8_t *from = (const uint8_t *)input;
+    for (int32_t channel = 0; channel < out->channels; channel++) {
+        for (int32_t place = 0; place < out->places; place++) {
+            ss_put(out, place, channel, ss_number(table, width, 256 * channel + *from++));
+        }
+    }
+}
 
 /* Max-pooling of planes: positive if one input is, negative if all are. */
 static inline void ss_max_pool_planes(const ss_window *window, const ss_features *in,
@@ -70,18 +81,31 @@ SS_POOL(ss_max_pool, INT32_MIN, value > result ? value : result)
 SS_POOL(ss_sum_pool, 0, result + value)
 
 static inline void ss_add(const ss_features *a, const ss_features *b, const ss_features *out) {
+    int32_t x[SS_BLOCK], y[SS_BLOCK];
     for (int32_t place = 0; place < out->places; place++) {
-        for (int32_t channel = 0; channel < out->channels; channel++) {
-            ss_put(out, place, channel, ss_at(a, place, channel) + ss_at(b, place, channel));
+        for (int32_t channel = 0; channel < out->channels; channel += SS_BLOCK) {
+            const int32_t count = ss_min(SS_BLOCK, out->channels - channel);
+            ss_get_row(a, place, channel, count, x);
+            ss_get_row(b, place, channel, count, y);
+            for (int32_t c = 0; c < count; c++) {
+                x[c] += y[c];
+            }
+            ss_put_row(out, place, channel, count, x);
         }
     }
 }
 
-/* Copies all channels of `in` into `out`, from channel `first` on. */
-static inline void ss_concatenate(const ss_features *in, int32_t first, const ss_features *out) {
-    for (int32_t place = 0; place < out->places; place++) {
-        for (int32_t channel = 0; channel < in->channels; channel++) {
-            ss_put(out, place, first + channel, ss_at(in, place, channel));
+/* Copies features into larger ones, so many rows, columns and channels from their beginning; the
+ * widths are those of `in` and `out`. */
+static inline void ss_place(const ss_features *in, const ss_features *out, int32_t width,
+                            int32_t out_width, int32_t row, int32_t column, int32_t first) {
+    int32_t x[SS_BLOCK];
+    for (int32_t place = 0; place < in->places; place++) {
+        const int32_t to = (place / width + row) * out_width + place % width + column;
+        for (int32_t channel = 0; channel < in->channels; channel += SS_BLOCK) {
+            const int32_t count = ss_min(SS_BLOCK, in->channels - channel);
+            ss_get_row(in, place, channel, count, x);
+            ss_put_row(out, to, first + channel, count, x);
         }
     }
 }
@@ -105,6 +129,25 @@ static inline void ss_flatten(const ss_features *in, const ss_features *out) {
             ss_put(out, 0, channel * in->places + place, ss_at(in, place, channel));
         }
     }
+}
+
+/* Sums times 2^shift plus a bias; unsigned numbers wrap. */
+static inline void ss_scores(const ss_features *in, int32_t shift, const int32_t *bias,
+                             int32_t *scores) {
+    for (int32_t i = 0; i < in->channels; i++) {
+        const uint32_t sum = (uint32_t)ss_at(in, 0, i);
+        scores[i] = (int32_t)((sum << shift) + (uint32_t)bias[i]);
+    }
+}
+
+/* Returns the first class with the greatest score; `order` are the units of the scores. */
+static inline int32_t ss_class(const int32_t *scores, const int32_t *order, int32_t classes) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < classes; i++) {
+        const int64_t score = (int64_t)scores[i] * order[i];
+        best = score > (int64_t)scores[best] * order[best] ? i : best;
+    }
+    return best;
 }
 
 #endif

@@ -1,6 +1,7 @@
 /* A sum becomes the level whose index is the number of thresholds of its channel that it reaches.
  * Affine steps compute the level instead, as (sum * multiplier + offset) >> shift, clamped, where
- * these numbers were proven to give it for every sum. A sink receives the sums of a layer. */
+ * these numbers were proven to give it for every sum. Sums in another unit need 64 bits. A sink
+ * receives the sums of a layer. */
 #ifndef SOFTSTAIR_STEPS_H
 #define SOFTSTAIR_STEPS_H
 
@@ -23,83 +24,31 @@ struct ss_sink {
     int32_t width;           /* bytes per threshold */
     int32_t steps;           /* thresholds per channel */
     const int32_t *levels;   /* steps + 1, as stored */
-    const ss_features *shortcut; /* its value selects the row of thresholds: */
-    int32_t first, values;     /* one row for each of `values` values from `first` on */
     const int32_t *multipliers, *offsets; /* of affine steps, by channel */
     const int8_t *shifts;
-    int32_t low, high; /* levels, as stored */
-    /* Of wide steps, which repeat the roundings of a float network in fixed point: */
-    const int32_t *scales;  /* factors of the first of two stages, by channel, or null */
-    const int64_t *biases;  /* addends of that stage, or null */
-    const int32_t *factors; /* of the last stage, times 2^shifts */
-    const int64_t *addends;
-    int32_t fused;          /* whether the last stage does not round its product */
-    int64_t unit;           /* the distance between two levels */
-    int64_t origin;         /* added to the result of the last stage */
-    int64_t row;            /* the shortcut v adds v * row + rows[v] */
-    const int32_t *rows;    /* or null */
-    const int32_t *columns; /* level k begins at k * unit + columns[k - 1 - low]; or null */
-    int32_t coarse;         /* ((x >> coarse) + 1) * reciprocal >> 44 is about x / unit */
-    int64_t reciprocal;
+    int32_t low, high; /* levels, as stored by affine steps */
+    const int64_t *addends; /* of sums in another unit */
+    const int32_t *factors; /* or null */
+    const ss_features *beside; /* features that are added, times `others`; or null */
+    const int32_t *others;
 };
 
-static inline int32_t ss_threshold(const ss_sink *sink, int32_t at) {
-    if (sink->width == 1) {
-        return ((const int8_t *)sink->thresholds)[at];
+/* Returns how many thresholds of a channel a sum reaches, by bisection. They do not decrease, and
+ * their number is a power of two minus 1. */
+static inline int32_t ss_search(const ss_sink *sink, int32_t channel, int32_t sum) {
+    int32_t reached = 0;
+    for (int32_t half = (sink->steps + 1) / 2; half > 0; half /= 2) {
+        const int32_t at = channel * sink->steps + reached + half - 1;
+        reached += sum >= ss_number(sink->thresholds, sink->width, at) ? half : 0;
     }
-    if (sink->width == 2) {
-        return ((const int16_t *)sink->thresholds)[at];
-    }
-    return ((const int32_t *)sink->thresholds)[at];
-}
-
-/* Returns how many thresholds a sum reaches, by bisection. They do not decrease, and their number
- * is a power of two minus 1. */
-#define SS_SEARCH(name, type)                                                            \
-    static inline int32_t name(const type *thresholds, int32_t steps, int32_t sum) {     \
-        int32_t reached = 0;                                                             \
-        if (steps == 15) { /* 4-bit levels */                                            \
-            reached += sum >= thresholds[7] ? 8 : 0;                                     \
-            reached += sum >= thresholds[reached + 3] ? 4 : 0;                           \
-            reached += sum >= thresholds[reached + 1] ? 2 : 0;                           \
-            return reached + (sum >= thresholds[reached] ? 1 : 0);                       \
-        }                                                                                \
-        for (int32_t half = (steps + 1) / 2; half > 0; half /= 2) {                      \
-            reached += sum >= thresholds[reached + half - 1] ? half : 0;                 \
-        }                                                                                \
-        return reached;                                                                  \
-    }                                                                                    \
-    static inline void name##_all(const type *thresholds, int32_t steps, int32_t count,  \
-                                  const int32_t *sums, int32_t *reached) {               \
-        for (int32_t i = 0; i < count; i++) {                                            \
-            reached[i] = name(thresholds + i * steps, steps, sums[i]);                   \
-        }                                                                                \
-    }
-SS_SEARCH(ss_search_bytes, int8_t)
-SS_SEARCH(ss_search_halves, int16_t)
-SS_SEARCH(ss_search_words, int32_t)
-
-/* The number of thresholds that the sums of some channels reach; those of a channel are contiguous,
- * from `at` on. */
-static inline void ss_steps_of(const ss_sink *sink, int32_t at, int32_t count, const int32_t *sums,
-                               int32_t *reached) {
-    const void *all = sink->thresholds;
-    if (sink->width == 1) {
-        ss_search_bytes_all((const int8_t *)all + at, sink->steps, count, sums, reached);
-    } else if (sink->width == 2) {
-        ss_search_halves_all((const int16_t *)all + at, sink->steps, count, sums, reached);
-    } else {
-        ss_search_words_all((const int32_t *)all + at, sink->steps, count, sums, reached);
-    }
+    return reached;
 }
 
 /* Stores sums. */
 static inline void ss_store_sums(const ss_sink *sink, int32_t place, int32_t places,
                                  int32_t channel, int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
-        for (int32_t c = 0; c < count; c++) {
-            ss_put(sink->out, place + p, channel + c, sums[p * SS_BLOCK + c]);
-        }
+        ss_put_row(sink->out, place + p, channel, count, sums + p * SS_BLOCK);
     }
 }
 
@@ -114,7 +63,8 @@ static inline void ss_store_planes(const ss_sink *sink, int32_t place, int32_t p
         width = ss_min(32 - shift, count - c);
         for (int32_t step = 0; step < sink->steps; step++) {
             for (int32_t i = 0; i < width; i++) {
-                limits[step][i] = ss_threshold(sink, step * out->channels + channel + c + i);
+                const int32_t at = step * out->channels + channel + c + i;
+                limits[step][i] = ss_number(sink->thresholds, sink->width, at);
             }
         }
         const uint32_t all = ~(uint32_t)0 >> (32 - width);
@@ -132,24 +82,15 @@ static inline void ss_store_planes(const ss_sink *sink, int32_t place, int32_t p
     }
 }
 
-/* Stores levels as bytes or words. */
+/* Stores levels as bytes or more. */
 static inline void ss_store_levels(const ss_sink *sink, int32_t place, int32_t places,
                                    int32_t channel, int32_t count, const int32_t *sums) {
-    int32_t reached[SS_BLOCK];
-    for (int32_t p = 0; p < places; p++) {
-        const int32_t first = (place + p) * sink->out->channels + channel;
-        ss_steps_of(sink, channel * sink->steps, count, sums + p * SS_BLOCK, reached);
-        if (sink->out->kind == SS_BYTES) {
-            int8_t *to = (int8_t *)sink->out->data + first;
-            for (int32_t c = 0; c < count; c++) {
-                to[c] = (int8_t)sink->levels[reached[c]];
-            }
-        } else {
-            int32_t *to = (int32_t *)sink->out->data + first;
-            for (int32_t c = 0; c < count; c++) {
-                to[c] = sink->levels[reached[c]];
-            }
+    for (int32_t p = 0; p < places; p++, sums += SS_BLOCK) {
+        int32_t values[SS_BLOCK];
+        for (int32_t c = 0; c < count; c++) {
+            values[c] = sink->levels[ss_search(sink, channel + c, sums[c])];
         }
+        ss_put_row(sink->out, place + p, channel, count, values);
     }
 }
 
@@ -176,105 +117,65 @@ SS_SPECIALISED void ss_store_four(const ss_sink *sink, int32_t place, int32_t ch
     }
 }
 
-/* Stores levels as bytes or words, by affine steps. */
+/* Stores levels as bytes, by affine steps. */
 static inline void ss_store_affine(const ss_sink *sink, int32_t place, int32_t places,
                                    int32_t channel, int32_t count, const int32_t *sums) {
     const int32_t *m = sink->multipliers + channel, *b = sink->offsets + channel;
     const int8_t *shifts = sink->shifts + channel;
     int32_t p = 0;
 #ifdef SS_HAS_PACKED
-    for (; sink->out->kind == SS_BYTES && p + 4 <= places; p += 4, sums += 4 * SS_BLOCK) {
+    for (; p + 4 <= places; p += 4, sums += 4 * SS_BLOCK) {
         SS_WITH_LIMITS(ss_store_four, sink, sink, place + p, channel, count, sums);
     }
 #endif
-    const int32_t step = sink->out->channels, first = (place + p) * step + channel;
-    if (sink->out->kind == SS_BYTES) {
-        int8_t *to = (int8_t *)sink->out->data + first;
-        ss_affine_bytes(sums, m, b, shifts, sink->low, sink->high, count, places - p, step, to);
-        return;
-    }
-    int32_t *to = (int32_t *)sink->out->data + first;
-    for (; p < places; p++, sums += SS_BLOCK, to += step) {
+    const int32_t step = sink->out->channels;
+    int8_t *to = (int8_t *)sink->out->data + (place + p) * step + channel;
+    ss_affine_bytes(sums, m, b, shifts, sink->low, sink->high, count, places - p, step, to);
+}
+
+/* Stores sums in another unit: ((sum * multiplier + value beside * other + addend) >> shift),
+ * clamped; the sums times a factor first, if there are factors. */
+static inline void ss_store_rescaled(const ss_sink *sink, int32_t place, int32_t places,
+                                     int32_t channel, int32_t count, const int32_t *sums) {
+    const int32_t *m = sink->multipliers + channel, low = sink->low, high = sink->high;
+    const int64_t *b = sink->addends + channel;
+    const int8_t *shifts = sink->shifts + channel;
+    for (int32_t p = 0; p < places; p++, sums += SS_BLOCK) {
+        int32_t values[SS_BLOCK];
+        int64_t totals[SS_BLOCK];
         for (int32_t c = 0; c < count; c++) {
-            to[c] = ss_affine(sums[c], m[c], b[c], shifts[c], sink->low, sink->high);
+            const int64_t factor = sink->factors ? sink->factors[channel + c] : 1;
+            totals[c] = sums[c] * factor * m[c] + b[c];
         }
+        if (sink->beside) {
+            ss_get_row(sink->beside, place + p, channel, count, values);
+            for (int32_t c = 0; c < count; c++) {
+                totals[c] += (int64_t)values[c] * sink->others[channel + c];
+            }
+        }
+        for (int32_t c = 0; c < count; c++) {
+            const int64_t level = totals[c] >> shifts[c];
+            values[c] = (int32_t)(level < low ? low : level > high ? high : level);
+        }
+        ss_put_row(sink->out, place + p, channel, count, values);
     }
 }
 
-/* Returns how many bits more than the 24 of a float the magnitude of x has, or 0. */
-static inline int32_t ss_excess(int64_t x) {
-    const uint64_t magnitude = x < 0 ? 0 - (uint64_t)x : (uint64_t)x;
-    int32_t bits = 0;
-#ifdef __GNUC__
-    bits = 64 - __builtin_clzll((unsigned long long)magnitude | 1U);
-#else
-    while (bits < 64 && magnitude >> bits) {
-        bits++;
-    }
-#endif
-    return bits > 24 ? bits - 24 : 0;
-}
-
-/* Rounds to 24 significant bits, half to even, as a float does. Compilers shift negative numbers
- * arithmetically. */
-static inline int64_t ss_round24(int64_t x) {
-    const int32_t excess = ss_excess(x);
-    const int64_t last = (int64_t)1 << excess;
-    return excess ? ((x + last / 2 - 1 + (x >> excess & 1)) >> excess) * last : x;
-}
-
-/* Returns x * factor / 2^shift, rounded down. x has at most 24 significant bits; those that follow
- * are 0, and are removed before the product, which therefore has at most 48 bits. */
-static inline int64_t ss_scaled(int64_t x, int32_t factor, int32_t shift) {
-    const int32_t excess = ss_excess(x), left = excess - shift;
-    x = (x >> excess) * factor;
-    return left < 0 ? x >> -left : x * ((int64_t)1 << left);
-}
-
-/* Returns a sum after both stages, plus origin. All numbers were proven to fit into 64 bits. */
-static inline int64_t ss_rescaled(const ss_sink *sink, int32_t channel, int32_t sum) {
-    int64_t x = ss_round24(sum);
-    if (sink->scales) {
-        x = ss_round24(ss_scaled(x, sink->scales[channel], 0));
-        x = sink->biases ? ss_round24(x + sink->biases[channel]) : x;
-    }
-    x = ss_scaled(x, sink->factors[channel], sink->shifts[channel]);
-    return ss_round24((sink->fused ? x : ss_round24(x)) + sink->addends[channel]) + sink->origin;
-}
-
-/* Stores levels by wide steps. The candidate is right or one too high, and is then corrected. */
-static inline void ss_store_wide(const ss_sink *sink, int32_t place, int32_t places,
-                                 int32_t channel, int32_t count, const int32_t *sums) {
+/* The same as gemmlowp: the high half of 2 * value * multiplier, rounded, then a rounding shift. */
+static inline void ss_store_doubly(const ss_sink *sink, int32_t place, int32_t places,
+                                   int32_t channel, int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
         for (int32_t c = channel; c < channel + count; c++) {
-            int64_t x = ss_rescaled(sink, c, sums[p * SS_BLOCK + c - channel]);
-            if (sink->shortcut) {
-                const int32_t value = ss_at(sink->shortcut, place + p, c) - sink->first;
-                x += value * sink->row + (sink->rows ? sink->rows[value] : 0);
-            }
-            const int64_t least = sink->low * sink->unit, most = (sink->high + 1) * sink->unit;
-            x = x < least ? least : x > most ? most : x;
-            const int64_t candidate = (((x >> sink->coarse) + 1) * sink->reciprocal) >> 44;
-            int32_t level = candidate < sink->high ? (int32_t)candidate : sink->high;
-            if (level > sink->low) {
-                const int32_t column = sink->columns ? sink->columns[level - sink->low - 1] : 0;
-                level -= x < level * sink->unit + column;
-            }
-            ss_put(sink->out, place + p, c, level + sink->out->bias);
-        }
-    }
-}
-
-/* Stores levels; a shortcut selects the row of thresholds. */
-static inline void ss_store_with_shortcut(const ss_sink *sink, int32_t place, int32_t places,
-                                          int32_t channel, int32_t count, const int32_t *sums) {
-    for (int32_t p = 0; p < places; p++) {
-        for (int32_t c = 0; c < count; c++) {
-            const int32_t value = ss_at(sink->shortcut, place + p, channel + c) - sink->first;
-            const int32_t row = ((channel + c) * sink->values + value) * sink->steps;
-            int32_t reached;
-            ss_steps_of(sink, row, 1, sums + p * SS_BLOCK + c, &reached);
-            ss_put(sink->out, place + p, channel + c, sink->levels[reached] + sink->out->bias);
+            const int64_t factor = sink->factors ? sink->factors[c] : 1;
+            const int64_t value = sums[p * SS_BLOCK + c - channel] * factor + sink->addends[c];
+            const int64_t product = value * sink->multipliers[c], one = 1;
+            const int64_t nudge = product < 0 ? 1 - (one << 30) : one << 30;
+            const int64_t half = (product + nudge) / (one << 31);
+            const int64_t mask = (one << (sink->shifts[c] - 31)) - 1;
+            const int64_t limit = (mask >> 1) + (half < 0);
+            const int64_t level = (half >> (sink->shifts[c] - 31)) + ((half & mask) > limit);
+            ss_put(sink->out, place + p, c,
+                   (int32_t)(level < sink->low ? sink->low : level > sink->high ? sink->high : level));
         }
     }
 }
@@ -283,23 +184,19 @@ static inline void ss_emit_sums(const ss_sink *sink, int32_t place, int32_t plac
                                 int32_t count, const int32_t *sums) {
 #ifdef SOFTSTAIR_TRACE
     for (int32_t p = 0; sink->sums && p < places; p++) {
-        for (int32_t c = 0; c < count; c++) {
-            ss_put(sink->sums, place + p, channel + c, sums[p * SS_BLOCK + c]);
-        }
+        ss_put_row(sink->sums, place + p, channel, count, sums + p * SS_BLOCK);
     }
 #endif
     sink->store(sink, place, places, channel, count, sums);
 }
 
-/* Applies thresholds to sums or features that were stored. */
+/* Passes sums or features that were stored to a sink. */
 static inline void ss_steps(const ss_features *in, const ss_sink *sink) {
     int32_t sums[SS_BLOCK];
     for (int32_t place = 0; place < in->places; place++) {
         for (int32_t c = 0; c < in->channels; c += SS_BLOCK) {
             const int32_t count = ss_min(SS_BLOCK, in->channels - c);
-            for (int32_t i = 0; i < count; i++) {
-                sums[i] = ss_at(in, place, c + i);
-            }
+            ss_get_row(in, place, c, count, sums);
             sink->store(sink, place, 1, c, count, sums);
         }
     }

@@ -1,11 +1,10 @@
 /* Reads the file on the command line, @NAME@_INPUTS numbers per example, and prints the class and
- * the bits of the scores of each, as ./@name@ --bits does, then the ticks of the timer for the last
- * one. Compiled with -DSOFTSTAIR_TRACE it prints the words of the trace first. */
+ * the scores of each, as ./@name@ --bits does, then the ticks of the timer for the last one. Compiled with -DSOFTSTAIR_TRACE it prints the words of the trace first. */
 #include "@name@.h"
 #include "board.h"
 
 static @NAME@_TYPE input[@NAME@_INPUTS];
-static float scores[@NAME@_CLASSES];
+static int32_t results[@COUNT@];
 
 static void write_number(uint32_t number, uint32_t base, int32_t digits) {
     char text[12];
@@ -39,17 +38,20 @@ int32_t board_main(void) {
     }
     while ((size = board_read(file, input, sizeof input)) == sizeof input) {
         board_start_timer();
-        const int32_t class = @name@_run(input, scores);
+#ifdef @NAME@_CLASSES
+        const uint32_t class = (uint32_t)@name@_run(input, results);
         ticks = board_ticks();
-        write_number((uint32_t)class, 10, 1);
-        for (int32_t i = 0; i < @NAME@_CLASSES; i++) {
-            union {
-                float number;
-                uint32_t bits;
-            } score;
-            score.number = scores[i];
-            board_write(" ");
-            write_number(score.bits, 16, 8);
+        write_number(class, 10, 1);
+        board_write(" ");
+#else
+        @name@_run(input, results);
+        ticks = board_ticks();
+#endif
+        for (int32_t i = 0; i < @COUNT@; i++) {
+            const uint32_t number = (uint32_t)results[i];
+            board_write(i > 0 ? " " : "");
+            board_write(results[i] < 0 ? "-" : "");
+            write_number(results[i] < 0 ? 0U - number : number, 10, 1);
         }
         board_write("\n");
     }

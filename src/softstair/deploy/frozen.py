@@ -1,0 +1,239 @@
+"""A frozen network: a torch module that computes with integers alone, and its file."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from softstair import __version__, _check
+from softstair._errors import SoftstairError, first_line, import_extra
+from softstair._files import replacing
+from softstair.deploy import nodes
+from softstair.deploy.nodes import Input, Node, Scores, Shape
+
+FORMAT = 1
+MAX_BYTES = 1 << 30
+KINDS = {kind.__name__: kind for kind in Node.__subclasses__()}
+WRONG = (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError)
+"""What reading a file that lies may raise."""
+
+
+class FrozenNetwork(nn.Module):
+    """A network of integers: uint8, int8 or int16 in, int32 scores out, the same bits everywhere.
+
+    :func:`softstair.freeze` and :func:`softstair.load_frozen` return it.
+
+    Attributes:
+        nodes: The operations in order of execution; the first is the input, the last gives the
+            scores.
+        sizes: Shape of each node's result, without the batch.
+        stairs: Nodes that give the outputs of the trained network's stairs, under their names.
+        classes: Names of the classes or outputs; empty if none were given.
+        outputs: ``"classes"``, or ``"values"`` of a network that is no classifier.
+        report: What :func:`softstair.freeze` measured; None for a network that was loaded.
+    """
+
+    nodes: tuple[Node, ...]
+    report: Any = None
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        sizes: Mapping[str, Shape],
+        stairs: Sequence[str] = (),
+        classes: Sequence[str] = (),
+        outputs: str = "classes",
+    ) -> None:
+        super().__init__()
+        self.nodes, self.sizes, self.stairs = tuple(nodes), dict(sizes), tuple(stairs)
+        self.classes, self.outputs = tuple(classes), outputs
+        for node in self.nodes:
+            for field, tensor in node.tensors.items():
+                self.register_buffer(_key(node, field), tensor)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Give the nodes the tensors of the buffers."""
+        bound: list[Node] = []
+        for node in self.nodes:
+            own: Any = {name: self._buffers[_key(node, name)] for name in node.tensors}
+            bound.append(replace(node, **own))
+        self.nodes = tuple(bound)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenNetwork":
+        # Scales stay float64, whatever precision is asked for.
+        keep = lambda x: fn(x) if not x.is_floating_point() else x.to(fn(x).device)
+        super()._apply(keep, recurse)
+        self._bind()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores, int32, of a batch of what the device reads."""
+        self.check_input(x)
+        results: dict[str, Tensor] = {}
+        last_use = {name: node for node in self.nodes for name in node.inputs}
+        for node in self.nodes:
+            results[node.name] = node.run(*[results[name] for name in node.inputs] or [x])
+            for name in node.inputs:
+                if last_use[name] is node:
+                    results.pop(name, None)
+        return results[self.last.name]
+
+    def features(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the result of every node, int32, by its name."""
+        self.check_input(x)
+        results: dict[str, Tensor] = {}
+        for node in self.nodes:
+            results[node.name] = node.run(*[results[name] for name in node.inputs] or [x])
+        return results
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the class of each example, int64."""
+        return self.last.classes(self(x))
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return the outputs in the unit of the float network, float64."""
+        return self.last.values(self(x))
+
+    def check_input(self, x: object) -> None:
+        """Raise SoftstairError if the type or the shape of ``x`` is not the input's."""
+        given = (
+            f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        )
+        shape, dtype = self.input.shape, self.input.dtype
+        is_right = isinstance(x, Tensor) and x.dtype == getattr(torch, dtype)
+        if not is_right or tuple(x.shape[1:]) != shape:  # type: ignore[attr-defined]
+            allowed = f"{dtype} of shape (N, {', '.join(map(str, shape))})"
+            raise SoftstairError(f"x must be {allowed}, but {given} was given.", field="x")
+
+    def extra_repr(self) -> str:
+        rows = [("name", "node", "inputs", "shape", "from", "to")]
+        for node in self.nodes:
+            shape = "×".join(map(str, self.sizes[node.name]))
+            ends = (str(node.low), str(node.high))
+            rows.append((node.name, type(node).__name__, ", ".join(node.inputs), shape, *ends))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        cells = [map(str.ljust, row, widths) for row in rows]
+        return "\n".join("  ".join(row).rstrip() for row in cells)
+
+    @property
+    def input(self) -> Input:
+        """The first node."""
+        first = self.nodes[0]
+        assert isinstance(first, Input)
+        return first
+
+    @property
+    def last(self) -> Scores:
+        """The node that gives the scores."""
+        last = self.nodes[-1]
+        assert isinstance(last, Scores)
+        return last
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all that it computes with."""
+        about, tensors = self._parts()
+        return _digest(about, tensors)
+
+    def node(self, name: str) -> Node:
+        """Return the node of that name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def users(self, name: str) -> list[Node]:
+        """Return the nodes that read the result of a node."""
+        return [node for node in self.nodes if name in node.inputs]
+
+    def save(self, file: Path | str) -> Path:
+        """Write the network to a file, in place of one that exists.
+
+        Each tensor is named ``node:field``. The metadata, ``softstair``, is JSON: the nodes with
+        their kind, inputs and other fields, the sizes of results, and a digest of everything.
+        """
+        about, tensors = self._parts()
+        text = json.dumps({**about, "digest": _digest(about, tensors)}, allow_nan=False)
+        arrays = {key: torch.from_numpy(array) for key, array in tensors.items()}
+        data = import_extra("safetensors.torch").save(arrays, metadata={"softstair": text})
+        with replacing(Path(file)) as partial:
+            partial.write_bytes(data)
+        return Path(file)
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+        """Return what a file holds: facts for JSON, and arrays."""
+        rows, tensors = [], {}
+        for node in self.nodes:
+            own = {field.name: getattr(node, field.name) for field in fields(node)}
+            for name, tensor in node.tensors.items():
+                tensors[f"{node.name}:{name}"] = tensor.detach().cpu().contiguous().numpy()
+            plain = {name: value for name, value in own.items() if name not in node.tensors}
+            rows.append({"kind": type(node).__name__, **plain})
+        names = ("sizes", "stairs", "classes", "outputs")
+        about = {name: getattr(self, name) for name in names}
+        facts = {"frozen": FORMAT, "version": __version__, "nodes": rows, **about}
+        return json.loads(json.dumps(facts)), tensors
+
+
+def load_frozen(file: Path | str) -> FrozenNetwork:
+    """Return the network of a file that :meth:`FrozenNetwork.save` wrote.
+
+    Raises:
+        SoftstairError: If there is no such file, or if it is damaged.
+    """
+    safetensors = import_extra("safetensors")
+    try:
+        if Path(file).stat().st_size > MAX_BYTES:
+            raise ValueError("it is too long")
+        with safetensors.safe_open(file, "numpy") as opened:
+            about = json.loads((opened.metadata() or {}).get("softstair", "{}"))
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        if about.get("frozen") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        if about.pop("digest") != _digest(about, tensors):
+            raise ValueError("its digest differs")
+        rows = [_node(row, tensors) for row in about["nodes"]]
+        sizes = {name: tuple(size) for name, size in about["sizes"].items()}
+        network = FrozenNetwork(rows, sizes, about["stairs"], about["classes"], about["outputs"])
+        _check.choice("outputs", network.outputs, ("classes", "values"))
+        network(torch.zeros(0, *network.input.shape, dtype=getattr(torch, network.input.dtype)))
+    except FileNotFoundError:
+        raise SoftstairError(f"there is no file {str(file)!r}.", field="file") from None
+    except (*WRONG, OSError, AssertionError, safetensors.SafetensorError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
+        problem = f"{str(file)!r} is no frozen network of softstair, or is damaged ({reason})"
+        raise SoftstairError(f"{problem}.", field="file") from None
+    return network
+
+
+def _node(row: dict[str, Any], tensors: Mapping[str, np.ndarray[Any, Any]]) -> Node:
+    """Return the node of a row of a file."""
+    own: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+    }
+    kind, name = KINDS[own.pop("kind")], f"{own['name']}:"
+    for key, array in tensors.items():
+        node, _, field = key.rpartition(":")
+        if f"{node}:" == name:
+            own[field] = torch.from_numpy(array)
+    return kind(**own)
+
+
+def _digest(about: Mapping[str, Any], tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Return a digest of what a file holds, but for the version that wrote it."""
+    known = {key: value for key, value in about.items() if key != "version"}
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+    for key in sorted(tensors):
+        array = tensors[key]
+        digest.update(f"{key} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _key(node: nodes.Node, field: str) -> str:
+    """Return the name of a buffer; torch allows no dots in it."""
+    return f"{node.name}:{field}".replace(".", "/")

@@ -1,0 +1,308 @@
+"""The graph of a quantised network, converted to integers call by call."""
+
+import math
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from softstair.convert.graph import Graph
+from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
+from softstair.deploy.builder import NodeBuilder, not_supported
+from softstair.deploy.nodes import ExportError, Shape
+from softstair.deploy.values import IntegerFeatures, PendingSum, Value
+from softstair.nn import StairActivation, StairLayer
+
+SIZES = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement"})
+
+
+@dataclass(frozen=True)
+class StaticValue:
+    """A value that is the same for every input, such as a size or a parameter."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """Features in a shape without an integer form, which can only be reshaped again."""
+
+    source: Value
+    shape: Shape
+
+
+class Probe(fx.Interpreter):
+    """Runs a graph, and notes the shape or the value of each result in ``meta`` of its node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            result = super().run_node(n)
+        except Exception:  # whatever the model raises for another shape
+            given = " and ".join(str(shape_of(source)[1:]) for source in n.all_input_nodes)
+            reason = f"it cannot take features of shape {given}"
+            raise ExportError.of(node_name(n), reason, "Correct the shape of the input") from None
+        is_feature = isinstance(result, Tensor) and n.op != "get_attr"
+        n.meta["shape" if is_feature else "value"] = tuple(result.shape) if is_feature else result
+        return result
+
+
+class GraphConversion:
+    """The value of each node of a graph that a :class:`Probe` has run."""
+
+    def __init__(self, net: nn.Module, graph: fx.Graph, steps: Graph, builder: NodeBuilder) -> None:
+        self.net, self.builder = net, builder
+        self.order, self.steps = list(graph.nodes), steps.steps
+        self.batch = next(shape_of(node)[0] for node in self.order if node.op == "placeholder")
+        self.values: dict[fx.Node, Any] = {}
+        self.overwritten: dict[fx.Node, str] = {}
+        """Nodes of which another view was changed in place, and the operation that did it."""
+        self.operators: dict[fx.Node, Operator] = {}
+        for node, step in zip(self.order, self.steps, strict=True):
+            module = self._module(node)
+            operator = operator_named(step.function) if module is None else operator_of(module)
+            self.operators[node] = operator
+        self.tail = self._calls_at_end(self.order[-1].args[0])
+        """The calls between the last layer and the output that do not change the class."""
+
+    def run(self) -> str:
+        """Convert the graph, and return the name of the node that gives the scores."""
+        for node, step in zip(self.order, self.steps, strict=True):
+            self._check_overwritten(node)
+            if node.op == "placeholder":
+                if self.values and node.users:
+                    raise ExportError(f"net must have one input, but it also reads {node.name!r}.")
+                self.values[node] = None if self.values else self.builder.input
+            elif node.op == "output":
+                return self._scores(node.args[0])
+            else:
+                written = [self.order[number] for number in step.written]
+                result = self._call(node, step.function, in_place=bool(written))
+                self._write(node, result, written)
+                self.values[node] = result
+        raise AssertionError("a graph has an output")
+
+    def _module(self, node: fx.Node) -> Any:
+        return self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _calls_at_end(self, node: Any) -> list[fx.Node]:
+        """Return softmax, dropout and the like before the output, in order of execution."""
+        calls: list[fx.Node] = []
+        while isinstance(node, fx.Node) and len(node.users) == 1:
+            operator = self.operators[node]
+            passes = operator.passes and _is_off_in_evaluation(node)
+            if not (operator.keeps_order or passes or operator.name in RESHAPES):
+                break
+            calls.insert(0, node)
+            node = node.all_input_nodes[0]
+        return calls
+
+    def _scores(self, result: Any) -> str:
+        """Return the name of the node that gives the scores."""
+        last = self.values.get(result) if isinstance(result, fx.Node) else None
+        if isinstance(last, IntegerFeatures | PendingSum):
+            return self.builder.scores(last)
+        if isinstance(result, tuple | list | dict):
+            kind = type(result).__name__.removeprefix("immutable_")  # of torch.fx
+            first = next(iter(result), 0) if isinstance(result, dict) else 0
+            problem = f"net must return one tensor, but it returns a {kind} of {len(result)}"
+            raise ExportError(f"{problem}: export a module that returns net(x)[{first!r}] alone.")
+        raise ExportError("net must end in a linear or quantised layer, but it does not.")
+
+    def _write(self, node: fx.Node, result: Any, written: list[fx.Node]) -> None:
+        """Give all names of the tensor that a node writes into the new value."""
+        target = self.values[node.all_input_nodes[0]] if written else None
+        if result is target:  # a dropout writes nothing in evaluation
+            return
+        for source in written:
+            if self.values[source] is target:
+                self.values[source] = result
+            else:
+                self.overwritten[source] = node_name(node)
+
+    def _check_overwritten(self, node: fx.Node) -> None:
+        for source in node.all_input_nodes:
+            if source in self.overwritten:
+                writer = self.overwritten[source]
+                reason = f"{writer!r} changed {node_name(source)!r} in place through another view"
+                raise ExportError.of(node_name(node), reason, f"Read the result of {writer!r}")
+
+    def _call(self, node: fx.Node, function: str | None, in_place: bool) -> Any:
+        """Return the value of a call of a module or of the function with that bare name."""
+        name, operator, module = node_name(node), self.operators[node], self._module(node)
+        inputs = [self.values[source] for source in node.all_input_nodes]
+        features = [x for x in inputs if not isinstance(x, StaticValue)]
+        if function in SIZES or not features:
+            return self._constant(name, node)
+        if node in self.tail and operator.keeps_order:
+            return self._left_out(name, node, module, inputs[0])
+        if operator.name in RESHAPES and len(features) == 1:
+            return self._reshape(name, node, features[0])
+        for shape in (x.shape for x in features if isinstance(x, Reshaped) and operator.exports):
+            advice = (
+                "Only one vector per example, or the shape before, is exported: flatten it; for "
+                "sequences, use Conv2d with kernels (1, k)"
+            )
+            raise ExportError.of(name, f"its input was reshaped to {shape}", advice)
+        if any(isinstance(x, Reshaped) for x in features):
+            raise self.refusal(node, function)
+        if operator.name == "cat" and features == inputs:
+            return self._concatenate(name, node)
+        if operator.module_of_call and module is None and len(features) == 1:
+            args, kwargs = self._arguments(node)
+            kwargs.pop("input", None)
+            module = operator.module_of_call(*args[1:], **kwargs)
+        if len(features) == 1 and operator.name != "add":
+            result = self._unary(name, operator, module, node, features[0])
+            if result is not None:
+                return result
+        terms = len(node.args) == 2 and all(isinstance(term, fx.Node) for term in node.args)
+        if operator.name == "add" and terms and not node.kwargs and features == inputs:
+            return self._add(name, inputs[0], inputs[-1], in_place)
+        if operator.name == "add":
+            reason = "it adds something else than the results of two layers"
+            raise ExportError.of(name, reason, "Write x + y; Python's sum begins with 0")
+        if not operator.why and any(x is self.builder.input for x in features):
+            kind = function or type(module).__name__
+            advice = "Do it before the network, and give `zero` and `scale`"
+            raise ExportError.of(name, f"{kind} of the input is not supported", advice)
+        raise self.refusal(node, function)
+
+    def refusal(self, node: fx.Node, function: str | None) -> ExportError:
+        """Return the error for a call that is not exported, whatever its input."""
+        name, why = node_name(node), self.operators[node].why
+        kind = function or type(self._module(node)).__name__
+        return ExportError.of(name, f"{kind} is {why}") if why else not_supported(name, kind)
+
+    def _left_out(self, name: str, node: fx.Node, module: Any, x: Any) -> Any:
+        """Return the scores before a softmax or the like, which keeps their order."""
+        args, kwargs = self._arguments(node)
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 1)
+        dim = getattr(module, "dim", 1) if module is not None else dim
+        if dim not in (1, len(shape_of(node)) - 1, -1) or (dim == -1 and len(shape_of(node)) > 2):
+            reason = "it is not a softmax of a module's scores along axis 1"
+            raise ExportError.of(name, reason, "Set dim=1, or remove it")
+        return x
+
+    def _constant(self, name: str, node: fx.Node) -> StaticValue:
+        """Return a parameter, or the value of a function of sizes."""
+        package = getattr(node.target, "__module__", "") or ""
+        is_python = package in ("_operator", "builtins", "math") or node.target is torch._assert
+        if node.op == "get_attr":
+            return StaticValue(attrgetter(str(node.target))(self.net))
+        if "value" in node.meta and (node.op == "call_method" or is_python):
+            return StaticValue(node.meta["value"])
+        raise not_supported(name, str(getattr(node.target, "__name__", node.target)))
+
+    def _arguments(self, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a call, with None for features."""
+
+        def argument(source: Any) -> Any:
+            x = self.values.get(source) if isinstance(source, fx.Node) else StaticValue(source)
+            return x.value if isinstance(x, StaticValue) else None
+
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), argument)
+        return list(args), dict(kwargs)
+
+    def _unary(
+        self, name: str, operator: Operator, module: Any, node: fx.Node, x: Value
+    ) -> Value | Reshaped | None:
+        """Return the value of an operation on features, or None if it has no integer form."""
+        build = self.builder
+        if module is not None:
+            check_finite(name, module)
+        if isinstance(module, StairActivation):
+            return build.stair(name, module, x)
+        if isinstance(module, StairLayer):
+            return build.layer(name, module, build.integers(name, x))
+        if operator.name == "mean":
+            return self._mean(name, node, build.integers(name, x))
+        match operator.name if module is not None else "":
+            case "linear" | "conv1d" | "conv2d":
+                return self._last_layer(name, node, module, build.integers(name, x))
+            case "relu" | "relu6" | "hardtanh" | "batch_norm":
+                return build.apply(name, x, module)
+            case "max_pool1d" | "max_pool2d" | "adaptive_max_pool1d" | "adaptive_max_pool2d":
+                return build.max_pool(name, module, operator.axes, x)
+            case "avg_pool1d" | "avg_pool2d" | "adaptive_avg_pool1d" | "adaptive_avg_pool2d":
+                return build.average(name, module, operator.axes, build.integers(name, x))
+            case "ZeroPad":
+                return build.pad(name, module.padding, build.integers(name, x))
+        return x if operator.passes and _is_off_in_evaluation(node) else None
+
+    def _last_layer(self, name: str, node: fx.Node, module: Any, x: IntegerFeatures) -> PendingSum:
+        """Return the sum of a layer in float, which must be the last one."""
+        following = node
+        while following not in self.tail[:1] and len(following.users) == 1:
+            (following,) = following.users
+            if following.op == "output" or self.operators[following].name == "batch_norm":
+                continue
+            if following not in self.tail:
+                break
+        if following.op != "output" and following not in self.tail:
+            reason = "it is in float, and not the last layer"
+            raise ExportError.of(name, reason, "Quantise it")
+        return self.builder.last_layer(name, module, x)
+
+    def _mean(self, name: str, node: fx.Node, x: IntegerFeatures) -> Value | Reshaped:
+        args, kwargs = self._arguments(node)
+        axes = kwargs.get("dim", args[1] if len(args) > 1 else ())
+        axes = [axes] if isinstance(axes, int) else list(axes or ())
+        sums = self.builder.mean(f"{name}.sums", x, axes)
+        return self._reshape(name, node, sums)
+
+    def _reshape(self, name: str, node: fx.Node, x: Value | Reshaped) -> Value | Reshaped:
+        """Return a value in the shape that a call gives it."""
+        batch, *rest = shape_of(node) or (0,)
+        if batch != self.batch:
+            raise not_supported(name, "a change of the batch")
+        source, shape = x.source if isinstance(x, Reshaped) else x, tuple(rest)
+        before = self.builder.pooled_shape(source)
+        if shape == before:
+            # The same tensor or a copy: as a new value, writes into it are not followed.
+            return replace(source)
+        if shape == (math.prod(before),):
+            return self.builder.flatten(name, source)
+        return Reshaped(source, shape)
+
+    def _concatenate(self, name: str, node: fx.Node) -> IntegerFeatures:
+        arguments: dict[str, Any] = dict(zip(("tensors", "dim"), node.args, strict=False))
+        arguments |= node.kwargs
+        parts = [self.builder.integers(name, self.values[part]) for part in arguments["tensors"]]
+        axis = arguments.get("axis", arguments.get("dim", 0))
+        return self.builder.concatenate(name, parts, axis)
+
+    def _add(self, name: str, a: Value, b: Value, in_place: bool) -> Value:
+        total = self.builder.add(name, a, b)
+        shape, needed = self.builder.shape(a), self.builder.shape(total)
+        if in_place and shape != needed:
+            raise ExportError.of(name, f"{shape} cannot hold a sum of {needed}", "Write x = x + y")
+        return total
+
+
+def check_finite(name: str, module: nn.Module) -> None:
+    """Raise ExportError for a parameter or a buffer that has NaN or infinity."""
+    for key, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not bool(tensor.isfinite().all()):
+            reason = f"its {key} has NaN or infinity, so training diverged"
+            raise ExportError.of(name, reason, "Train again with a lower learning rate")
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of a node's result, with the batch; () if it is no tensor."""
+    return tuple(node.meta.get("shape", ()))
+
+
+def node_name(node: fx.Node) -> str:
+    """Return the name of the module that a node calls, or its own."""
+    return str(node.target) if node.op == "call_module" else node.name
+
+
+def _is_off_in_evaluation(node: fx.Node) -> bool:
+    """Return whether an operation that passes its input on, such as a dropout, does so here."""
+    return node.op == "call_module" or node.kwargs.get("training") is False

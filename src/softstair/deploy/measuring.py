@@ -1,0 +1,132 @@
+"""How a frozen network differs from the float one: levels, classes and values."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import Sum
+from softstair.nn import StairActivation, hooked
+
+CHUNK = 50
+"""Examples that run at a time."""
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How many levels of a stair differ between the frozen network and ``eval()``."""
+
+    name: str
+    compared: int = 0
+    differing: int = 0
+    largest: int = 0
+
+    def with_levels(self, expected: Tensor, actual: Tensor) -> "LayerReport":
+        """Return the report with more levels compared."""
+        distance = (expected - actual).abs()
+        counts = (self.compared + distance.numel(), self.differing + int((distance > 0).sum()))
+        return LayerReport(self.name, *counts, max(self.largest, int(distance.max())))
+
+
+@dataclass(frozen=True)
+class FreezeReport:
+    """What freezing changed; ``print`` shows it.
+
+    Attributes:
+        layers: The levels of each stair, compared with ``eval()`` on the examples.
+        examples: How many examples there were.
+        last_bits: Bits of the weights of the last layer; None if it was not in float.
+        input_bits: Bits of the table of the input; None if there is no table.
+        changed: How many classes differ from those of ``eval()``; None without examples, and for
+            networks that are no classifiers.
+        error: The distance of the values, as a share of their size; None for classes.
+        changed_by_last: The share of classes that the last layer changes by having integers, or its
+            part of ``error``.
+    """
+
+    layers: tuple[LayerReport, ...] = ()
+    examples: int = 0
+    last_bits: int | None = None
+    input_bits: int | None = None
+    changed: int | None = None
+    error: float | None = None
+    changed_by_last: float | None = None
+
+    @property
+    def differing(self) -> int:
+        """How many levels differ in all."""
+        return sum(layer.differing for layer in self.layers)
+
+    def __str__(self) -> str:
+        last = "" if self.last_bits is None else f"the last layer has INT{self.last_bits} weights"
+        if self.changed_by_last is not None:
+            what = "of the classes" if self.changed is not None else "of the outputs' size"
+            last += f", which changes {self.changed_by_last:.2%} {what}"
+        entry = "" if self.input_bits is None else f"the input's table has INT{self.input_bits}"
+        made = [part for part in (last, entry) if part]
+        if not self.examples:
+            return "; ".join([*made, "no examples were given, so nothing was compared"]) + "."
+        total = sum(layer.compared for layer in self.layers)
+        lines = [f"{self.differing:,} of {total:,} levels differ from eval()"]
+        if self.changed is not None:
+            lines.append(f"{self.changed:,} of {self.examples:,} classes differ")
+        if self.error is not None:
+            lines.append(f"the outputs differ by {self.error:.2%} of their size")
+        text = "; ".join([*lines, *made]) + "."
+        rows = [layer for layer in self.layers if layer.differing]
+        more = [
+            f"  {row.name}: {row.differing:,} of {row.compared:,} levels, by at most {row.largest}"
+            for row in rows
+        ]
+        return "\n".join([text, *more])
+
+
+def in_quanta(activation: StairActivation, y: Tensor) -> Tensor:
+    """Return the integers that features stand for, found among the levels and not by division."""
+    stair = activation.stair
+    assert stair.integers is not None
+    levels = torch.tensor(stair.rounded(torch.float32).levels)
+    index = torch.searchsorted(levels, y.contiguous()).clamp(max=len(levels) - 1)
+    return torch.tensor(stair.integers, dtype=torch.int32)[index]
+
+
+def levels_of(module: nn.Module, names: Iterable[str], x: Tensor) -> dict[str, Tensor]:
+    """Return the levels of stairs, by name, and the output under ""."""
+    stairs: dict[str, Any] = {name: module.get_submodule(name) for name in names}
+    results: dict[str, Tensor] = {}
+
+    def record(name: str, _: object, y: Tensor) -> None:
+        results[name] = in_quanta(stairs[name], y)
+
+    with torch.no_grad(), hooked(stairs, record):
+        results[""] = module(x)
+    return results
+
+
+@dataclass
+class Outputs:
+    """What the float network, the frozen one, and one with a finer last layer give."""
+
+    expected: list[Tensor] = field(default_factory=list)
+    actual: list[Tensor] = field(default_factory=list)
+    finer: list[Tensor] = field(default_factory=list)
+
+    def difference(self, first: str, second: str, is_class: bool) -> float:
+        """Return the share of classes that differ, or the distance as a share of the size."""
+        a, b = (torch.cat(getattr(self, name)) for name in (first, second))
+        if is_class:
+            return float((a != b).double().mean())
+        size = (b - b.mean(0)).square().mean().sqrt().clamp(min=1e-30)
+        return float((a - b).square().mean().sqrt() / size)
+
+
+def after_last_sum(frozen: FrozenNetwork, results: dict[str, Tensor]) -> Tensor:
+    """Return the scores for the results of a network that differs in its last layer alone."""
+    known = dict(results)
+    number = max(n for n, node in enumerate(frozen.nodes) if isinstance(node, Sum))
+    for node in frozen.nodes[number:]:
+        known[node.name] = node.run(*[known[name] for name in node.inputs])
+    return known[frozen.last.name]

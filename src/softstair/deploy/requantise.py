@@ -1,0 +1,218 @@
+"""Multipliers and shifts that stand for real numbers, in integers and in float32 alike.
+
+A level is round(slope·x + offset). In integers it is (v·multiplier + half) >> shift of
+v = x·factor + bias. The multiplier has at most 24 bits, so that float32 holds it, and is moved by
+at most 2⁻⁹ of itself until a float32 product rounded to even gives the same level at every sum.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softstair.deploy.nodes import INT32_LIMIT, Requantise, Rounding, doubly_rounded
+
+FINE = 2.0**-16
+"""Levels, at most, that one unit of a bias stands for."""
+FINE_BESIDE = 2.0**-10
+"""The same where a second input leaves fewer bits for the multiplier."""
+COARSE = 2.0**-3
+"""The same where float32 cannot hold the sums in a finer unit."""
+FLOAT32_BITS, VALUE_BITS, TOTAL_BITS, MAX_SHIFT = 24, 30, 51, 50
+BESIDE_BITS = 30
+"""Of a second multiplier: such products are no float32 ones."""
+TRIES = 256
+MOST_LEVELS = 2**10
+"""Of a node whose multipliers are moved; no float32 runtime has more than 8 bits."""
+CONSTANT_BITS = 8
+"""Of the multiplier of a constant that is added to a second input, at least."""
+MOVE = 2.0**-9
+DOUBLE_BITS = 31
+
+
+@dataclass(frozen=True)
+class Line:
+    """slope·x + offset for each channel, (C,) float64, clamped to ``low`` and ``high``."""
+
+    slope: Tensor
+    offset: Tensor
+    low: float = -torch.inf
+    high: float = torch.inf
+
+    def then(self, slope: Tensor, offset: Tensor) -> "Line | None":
+        """Return slope·line + offset, or None if the line is clamped."""
+        if self.is_clamped:
+            return None
+        return Line(self.slope * slope, self.offset * slope + offset)
+
+    @property
+    def is_clamped(self) -> bool:
+        """Whether anything is cut off."""
+        return (self.low, self.high) != (-torch.inf, torch.inf)
+
+    def in_levels(self, quantum: float, threshold: float, level: int) -> "Line":
+        """Return what rounds to the level of a stair with steps of ``quantum``, whose lowest
+        ``level`` ends at ``threshold``."""
+        scale = lambda y: (y - threshold) / quantum + level + 0.5
+        return Line(self.slope / quantum, scale(self.offset), scale(self.low), scale(self.high))
+
+
+def requantise(
+    node: Requantise,
+    line: Line,
+    least: Tensor,
+    greatest: Tensor,
+    beside: Tensor | None = None,
+    reach: int = 0,
+) -> Requantise:
+    """Return the node with the numbers of a line, whose result is in levels.
+
+    Args:
+        node: Its name, inputs, range, axis and rounding.
+        line: Levels per unit of the sum, and at the sum 0; not clamped, or within the range.
+        least: The least sum of each channel, (C,) int64.
+        greatest: The greatest.
+        beside: Levels per unit of the second input, (C,).
+        reach: The largest magnitude of the second input.
+    """
+    if not bool(line.slope.isfinite().all() and line.offset.isfinite().all()):
+        raise ArithmeticError("its scale or bias is not finite")
+    largest = torch.maximum(least.abs(), greatest.abs()).double()
+    rounding: Rounding = node.rounding if beside is None else "once"
+    fine = FINE if beside is None else FINE_BESIDE
+    factor, bias, ratio = _sums(line, largest, rounding, fine)
+    constant = factor == 0
+    magnitude = torch.where(constant, bias.abs(), largest * factor + bias.abs())
+    if rounding == "double":
+        multiplier, shift = _normalised(ratio)
+    else:
+        multiplier, shift = _scaled(ratio, magnitude, beside, reach)
+    found = replace(
+        node,
+        factor=factor.int(),
+        bias=bias.int(),
+        multiplier=multiplier.int(),
+        shift=shift.int(),
+        beside=None,
+        rounding=rounding,
+    )
+    if beside is not None:
+        found = _with_offset(found, line.offset, largest)
+        return replace(found, beside=(beside * 2.0**shift).round().int())
+    is_moved = rounding == "once" and node.high - node.low < MOST_LEVELS
+    return _moved(found, least, greatest) if is_moved else found
+
+
+def _sums(
+    line: Line, largest: Tensor, rounding: Rounding, unit: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return factor, bias and the levels that one unit of v stands for."""
+    slope = line.slope.abs()
+    ratio = torch.where(slope > 0, line.offset / line.slope, torch.inf)
+    is_constant = ratio.abs() >= 2.0**30
+    ratio = torch.where(is_constant, 0.0, ratio)
+    parts = lambda size: (slope / size).clamp(min=1).log2().ceil()
+    room = lambda bits: (2.0**bits / (largest + ratio.abs()).clamp(min=1)).clamp(min=1)
+    fine = torch.minimum(parts(unit), room(FLOAT32_BITS).log2().floor())
+    coarse = torch.minimum(parts(COARSE), room(VALUE_BITS).log2().floor())
+    factor = 2.0 ** torch.maximum(fine, coarse)
+    if rounding == "double" and bool((slope >= factor).any()):
+        raise ArithmeticError("a unit of its sums is more than a level, and the sums are too large")
+    limit = INT32_LIMIT - 1 - largest * factor
+    bias = (ratio * factor).round().clamp(-limit, limit)
+    # A channel that hardly depends on its sum is its offset, in halves.
+    level = (line.offset + 0.5).floor().clamp(-(2.0**20), 2.0**20)
+    factor = torch.where(is_constant, 0.0, factor)
+    bias = torch.where(is_constant, 2 * level, bias)
+    levels = torch.where(is_constant, 0.5, line.slope / factor.clamp(min=1))
+    return factor, bias, levels
+
+
+def _with_offset(node: Requantise, offset: Tensor, largest: Tensor) -> Requantise:
+    """Return the node with the biases that its rounded multipliers need for an offset.
+
+    A channel whose multiplier is as good as 0 is constant.
+    """
+    is_constant = (node.multiplier.abs() < 2) | (node.factor == 0)
+    least = (node.shift + _bits(offset) - VALUE_BITS).clamp(min=CONSTANT_BITS)
+    whole = 2.0 ** torch.minimum(least, node.shift.double())
+    factor = torch.where(is_constant, 0, node.factor)
+    multiplier = torch.where(is_constant, whole, node.multiplier.double())
+    limit = INT32_LIMIT - 1 - largest * factor
+    bias = (offset * 2.0**node.shift / multiplier).round().clamp(-limit, limit)
+    return replace(node, factor=factor.int(), bias=bias.int(), multiplier=multiplier.int())
+
+
+def _scaled(
+    ratio: Tensor, magnitude: Tensor, beside: Tensor | None, reach: int
+) -> tuple[Tensor, Tensor]:
+    """Return multipliers and shifts with all the bits that their products have room for."""
+    most = FLOAT32_BITS if beside is None else BESIDE_BITS
+    room = (TOTAL_BITS - _bits(magnitude)).clamp(max=most)
+    shift = room - _bits(ratio)
+    if beside is not None:
+        own = min(most, TOTAL_BITS - max(reach, 1).bit_length())
+        shift = torch.minimum(shift, own - _bits(beside))
+    shift = shift.clamp(0, MAX_SHIFT)
+    limit = 2.0**room - 1
+    return torch.minimum(torch.maximum((ratio * 2.0**shift).round(), -limit), limit), shift
+
+
+def _normalised(ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """Return multipliers from 2³⁰ to 2³¹, and shifts from 31 on."""
+    mantissa, exponent = torch.frexp(ratio)
+    multiplier = (mantissa * 2.0**DOUBLE_BITS).round()
+    is_over = multiplier >= 2.0**DOUBLE_BITS
+    multiplier, exponent = torch.where(is_over, multiplier / 2, multiplier), exponent + is_over
+    return multiplier, (DOUBLE_BITS - exponent).clamp(DOUBLE_BITS, 62)
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Return the number of bits before the point: the exponent of the next power of two."""
+    return torch.frexp(values.abs().clamp(min=2.0**-80))[1].double()
+
+
+def _moved(node: Requantise, least: Tensor, greatest: Tensor) -> Requantise:
+    """Return the node with multipliers moved until float32 gives the same levels."""
+    best = node.multiplier.clone()
+    wrong = (~_agreeing(node, least, greatest)).nonzero().flatten()
+    for move in chain.from_iterable((step, -step) for step in count(1)):
+        if not len(wrong) or abs(move) > TRIES // 2:
+            return replace(node, multiplier=best)
+        rows: Any = {name: tensor[wrong] for name, tensor in node.tensors.items()}
+        part = replace(node, **rows)
+        moved = part.multiplier + move
+        allowed = (abs(move) <= part.multiplier.abs() * MOVE) & (moved.abs() < 2**FLOAT32_BITS)
+        part = replace(part, multiplier=moved)
+        found = allowed & _agreeing(part, least[wrong], greatest[wrong])
+        best[wrong[found]] = moved[found]
+        wrong = wrong[~found]
+    raise AssertionError("the moves have no end")
+
+
+def _agreeing(node: Requantise, least: Tensor, greatest: Tensor) -> Tensor:
+    """Return for each channel whether float32 gives the same levels, (C,) bool.
+
+    Both are monotone in the sum, so they agree if they do on both sides of every step.
+    """
+    factor, multiplier, shift = (
+        values.long()[:, None] for values in (node.factor, node.multiplier, node.shift)
+    )
+    bias = node.bias.long()[:, None]
+    level = torch.arange(node.low + 1, node.high + 1)
+    # The first v of a level, about: its neighbours are compared as well.
+    divisor = torch.where(multiplier == 0, 1, multiplier)
+    edge = (level - 0.5) * 2.0 ** shift.double() / divisor
+    middle = ((edge - bias) / factor.clamp(min=1)).clamp(-(2.0**40), 2.0**40).round().long()
+    sums = torch.cat([middle + step for step in (-2, -1, 0, 1, 2)], 1)
+    sums = torch.minimum(torch.maximum(sums, least[:, None]), greatest[:, None])
+    value = sums * factor + bias
+    exact = (value * multiplier + ((1 << shift) >> 1)) >> shift
+    product = value.float() * (multiplier.double() * 2.0 ** -shift.double()).float()
+    same = exact.clamp(node.low, node.high) == product.round().clamp(node.low, node.high).long()
+    return same.all(1)
+
+
+__all__ = ["Line", "doubly_rounded", "requantise"]

@@ -1,0 +1,158 @@
+"""Export of a frozen network, compared with it before anything is put in place."""
+
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from softstair import _check
+from softstair._files import output_file
+from softstair.deploy import c, onnx, qonnx
+from softstair.deploy.comparison import Comparison, verify
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.target import Cpu, Runtime, Target, target_of
+
+Format = Literal["onnx", "qonnx", "c"]
+FORMATS = ("onnx", "qonnx", "c")
+EXAMPLES = 32
+"""Random ones that an export is compared on if none are given."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What :func:`export` wrote, and how it compares with the frozen network.
+
+    Attributes:
+        path: The file, or the folder of C.
+        files: All files that were written.
+        comparison: Of what was written; None for QONNX, which is not run.
+        plan: The memory that the C program needs; None for other formats.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    comparison: Comparison | None = None
+    plan: c.MemoryPlan | None = None
+
+    @property
+    def mismatches(self) -> int:
+        """How many numbers differ from the frozen network's."""
+        return self.comparison.mismatches if self.comparison else 0
+
+    def __str__(self) -> str:
+        compared = "not run" if self.comparison is None else str(self.comparison)
+        return "\n".join(
+            [*([] if self.plan is None else [str(self.plan)]), compared, str(self.path)]
+        )
+
+
+def export(
+    frozen: FrozenNetwork,
+    out: Path | str,
+    to: Format = "c",
+    x: Tensor | None = None,
+    *,
+    scratch: int | None = None,
+    fit_flash: int | None = None,
+    fit_ram: int | None = None,
+    threads: int = 1,
+    cpu: Cpu | None = None,
+    runtime: Runtime = "onnxruntime",
+    check: bool = True,
+) -> Exported:
+    """Write a frozen network as ONNX, QONNX or C, and compare every number of it.
+
+    >>> import softstair as ss
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, "ternary", skip="3")
+    >>> frozen = ss.freeze(net, (1, 8, 8), zero=128, scale=64.0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     exported = ss.deploy.export(frozen, f"{folder}/firmware", to="c")
+    >>> exported.path.name, exported.mismatches
+    ('firmware', 0)
+
+    Args:
+        frozen: A network of :func:`softstair.freeze`.
+        out: The file to write, or for C a folder that is new, empty or an earlier export.
+        to: ``"onnx"``, ``"qonnx"`` or ``"c"``.
+        x: Integers to compare on, such as a test set; by default 32 random inputs.
+        scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB, or 16384
+            for x86; 16384 for microcontrollers.
+        fit_flash: Bytes that the constants of C may take; the code comes on top.
+        fit_ram: Bytes that the memory plan of C may take; the stack comes on top.
+        threads: Threads of C. 2 computes layers of 16 million products or more on two POSIX
+            threads; the memory plan has the stack and the scratch memory of the second.
+        cpu: ``"x86"`` or ``"arm"``, on which C or ONNX is to be fast; by default this machine's.
+            The numbers are the same on both.
+        runtime: What runs ONNX: ``"openvino"`` reads files of ``"onnxruntime"`` wrongly.
+        check: Whether to run what was written; False needs no compiler and no ONNX Runtime.
+
+    Raises:
+        SoftstairError: If the network cannot be written so or does not fit, if a number differs,
+            if the folder holds something else, or if there is no C compiler. Nothing is written
+            then.
+        MissingExtraError: If onnx or onnxruntime is not installed.
+    """
+    if not isinstance(frozen, FrozenNetwork):
+        raise _check.wrong("frozen", type(frozen), "a network of softstair.freeze")
+    _check.choice("to", to, FORMATS)
+    fits: Mapping[str, int | None] = {"fit_flash": fit_flash, "fit_ram": fit_ram}
+    c.check_options(to, scratch, threads, **fits)
+    target, path = target_of(to, cpu, runtime), Path(out)
+    memory = c.SCRATCH_OF[target.cpu] if scratch is None else scratch
+    if to == "c":
+        _check_folder(path)
+        c.check_fit(frozen, memory, fit_flash, fit_ram, threads)
+    examples = random_input(frozen) if x is None else x
+    frozen.check_input(examples)
+    comparison = None
+    if check and to != "qonnx":
+        with tempfile.TemporaryDirectory() as work:
+            trial = Path(work) / ("c" if to == "c" else "network.onnx")
+            _write(frozen, trial, to, memory, threads, target)
+            comparison = verify(frozen, trial, examples, threads=threads)
+        if comparison.mismatches:
+            raise _check.invalid("frozen", f"was not written, since its {to} has {comparison}")
+    plan = _write(frozen, path, to, memory, threads, target)
+    if plan is not None and plan.warning:
+        warnings.warn(plan.warning, stacklevel=2)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
+    return Exported(path, tuple(files), comparison, plan)
+
+
+def random_input(frozen: FrozenNetwork, count: int = EXAMPLES) -> Tensor:
+    """Return random integers of the type of a network's input."""
+    dtype = getattr(torch, frozen.input.dtype)
+    ends, draw = torch.iinfo(dtype), torch.Generator().manual_seed(0)
+    size = (count, *frozen.input.shape)
+    return torch.randint(ends.min, ends.max + 1, size, generator=draw, dtype=dtype)
+
+
+def _write(
+    frozen: FrozenNetwork, path: Path, to: Format, scratch: int, threads: int, target: Target
+) -> c.MemoryPlan | None:
+    if to == "c":
+        return c.write(frozen, path, scratch=scratch, threads=threads, cpu=target.cpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with output_file(path, "out") as partial:
+        if to == "onnx":
+            onnx.write(frozen, partial, *target)
+        else:
+            qonnx.write(frozen, partial)
+    return None
+
+
+def _check_folder(path: Path) -> None:
+    is_export = (path / "softstair.h").exists()
+    names = [file.name for file in path.iterdir()] if path.is_dir() and not is_export else []
+    # A process that was killed while it wrote leaves a temporary folder.
+    is_used = any(not name.endswith(".part") for name in names)
+    if path.is_file() or is_used:
+        allowed = "must be a new or empty folder, or an earlier export to C"
+        raise _check.invalid("out", f"{allowed}, but {str(path)!r} holds something else")
