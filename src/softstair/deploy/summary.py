@@ -130,7 +130,7 @@ def report(
     >>> summary.exports_exactly, [row.exports for row in summary.rows]
     (True, ['yes', 'yes', 'yes', 'yes'])
     >>> print(summary.conclusion)
-    exports exactly; C needs about 152 bytes of constants and 192 bytes of RAM
+    exports exactly; C needs about 112 bytes of constants and 176 bytes of RAM
 
     The answer comes from the conversion of :func:`softstair.freeze` itself. After a call that has
     no integer form, the conversion goes on behind the next stair.
