@@ -103,6 +103,15 @@ def test_tensors_are_annotated_with_their_integer_type(kind: str, stair: str) ->
         assert datatypes["stair"] == DataType["BIPOLAR"]
 
 
+def test_weights_and_levels_of_minus_1_and_0_are_equal() -> None:
+    """In 1 bit they would be -1 and 1."""
+    net = Builder(0, (2, 5, 5), zero=121)
+    net.add_sum("conv", -torch.eye(4, 18).reshape(4, 2, 3, 3).char(), net.nodes["input"],
+                stride=(1, 1), padding=(0, 0), dilation=(1, 1))  # fmt: skip
+    net.steps("stair", (-1, 0))
+    assert_right(net.head(), net.x)
+
+
 @pytest.mark.parametrize("rounding", ["once", "double"])
 def test_requantisations_of_one_input_are_thresholds(rounding: nodes.Rounding) -> None:
     net = Builder(0, (2, 6, 6), zero=121)

@@ -195,8 +195,11 @@ def _datatype(low: int, high: int) -> str:
 
 
 def _width(low: int, high: int) -> int:
-    """Return the bits of a signed integer, or of an unsigned one where none is negative."""
-    return bits(low, high) if low < 0 else max(high.bit_length(), 1)
+    """Return the bits of a signed integer, or of an unsigned one where none is negative.
+
+    A signed one of 1 bit would be -1 or 1 for QONNX.
+    """
+    return max(bits(low, high), 2) if low < 0 else max(high.bit_length(), 1)
 
 
 WRITERS: dict[type[nodes.Node], Callable[[QonnxGraph, Any, list[str]], Any]] = {
