@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pytest
 import torch
+from compiled import differing, program_of, run_in_program
 from evaluator import evaluate
 from torch import Tensor, nn
 
+from softstair.deploy import ExportError
 from softstair.deploy.freezing import freeze
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import Node, Requantise
@@ -50,6 +56,34 @@ def assert_equals_numpy(frozen: FrozenNetwork, x: Tensor) -> None:
     for name, y in actual.items():
         np.testing.assert_array_equal(y.numpy(), expected[name], name)
     assert torch.equal(frozen(x), actual[frozen.last.name])
+
+
+def formats(frozen: FrozenNetwork, x: Tensor, folder: Path) -> list[bool]:
+    """Return whether a network is written as ONNX, QONNX and C; every number of those that are is
+    compared."""
+    import test_onnx
+    import test_qonnx
+
+    def in_c() -> None:
+        program = program_of({0: frozen}, folder)
+        results = run_in_program(program, 0, frozen, x)
+        assert differing(frozen.features(x), results) == {}
+
+    def in_qonnx() -> None:
+        with mock.patch.object(test_qonnx.onnx, "IR_VERSION", 8):
+            test_qonnx.assert_right(frozen, x)
+
+    def is_written(compare: Callable[[], object]) -> bool:
+        try:
+            compare()
+        except ExportError:
+            return False
+        return True
+
+    if shutil.which("cc") is None:
+        pytest.skip("cc is not installed, so nothing can be compiled.")
+    ways = (lambda: test_onnx.assert_right(frozen, x), in_qonnx, in_c)
+    return [is_written(way) for way in ways]
 
 
 def assert_levels_of_eval(

@@ -236,7 +236,7 @@ def random_network(seed: int) -> RandomBuilder:
     net.sum("deep", 6, weights(), padding=(1, 1), groups=int(choose([1, 2, 3, 6])))
     ends = choose([(0, 255), (-128, 127), (0, 15), (-20000, 20000)])
     beside, rounding = choose([(None, "once"), (start, "once"), (None, "double")])
-    net.requantise("deep.stair", *ends, beside, rounding)
+    net.requantise("deep.stair", *ends, beside=beside, rounding=rounding)
     if random.integers(2):
         net.add_features("deep.add", start, net.last)
     if random.integers(2):
