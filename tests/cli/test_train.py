@@ -19,7 +19,6 @@ from softstair.cli._args import parse, spelling
 from softstair.cli.train import Command, next_free
 from softstair.data import load
 from softstair.train import PRESETS, Interrupted, trained_network
-from softstair.train.run import Run as RunDirectory
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
@@ -380,56 +379,14 @@ def test_command_that_continues_has_all_that_the_run_needs(
         raise Interrupted(15)
 
     monkeypatch.setattr("softstair.train.loop.run_epochs", stop)
-    flags = ["--data-dir", "my data", "--device", "cpu", "--tensorboard", "--out", "my run"]
+    flags = ["--data-dir", "my data", "--device", "cpu", "--out", "my run"]
     code, out, err = run("train", *SHORT, *flags)
     assert (code, out, err.count("\n")) == (143, "", 1)
     command = parsed(shlex.split(err[err.index("softstair train --resume") :])[2:])
-    assert (command.resume, command.tensorboard, command.device) == (True, True, "cpu")
+    assert (command.resume, command.device) == (True, "cpu")
     assert (command.out, command.data_dir) == (Path("my run"), Path("my data"))
     assert command.recipe.limit == 150
     words = ["train", *SHORT, "--every-fold", "--jobs", "1", "--out", "all"]
     code, _, err = run(*words)
     assert code == 143
     assert shlex.split(err)[-4:] == ["all", "--every-fold", "--jobs", "1"]
-
-
-# TensorBoard
-
-
-def test_events_are_the_metrics_also_after_a_resume(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    words = ["train", *SHORT, "--epochs", "3", "--tensorboard", "--out", "x"]
-    with monkeypatch.context() as patch:
-        log, calls = RunDirectory.log, [0]
-
-        def crash(self: RunDirectory, metrics: dict[str, Any]) -> None:
-            calls[0] += 1
-            if calls[0] == 3:
-                raise KeyboardInterrupt  # after two epochs of which there is no checkpoint
-            log(self, metrics)
-
-        patch.setattr(RunDirectory, "log", crash)
-        assert run(*words)[0] == 130
-    assert run(*words, "--resume")[0] == 0
-    events = EventAccumulator("x/events")
-    events.Reload()
-    lines = metrics("x")
-    for name in ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy", "learning_rate"):
-        scalars = events.Scalars(name)
-        assert [scalar.step for scalar in scalars] == [0, 1, 2], name
-        values = [scalar.value for scalar in scalars]
-        assert values == pytest.approx([line[name] for line in lines])
-    for layer in range(len(lines[0]["noise"])):
-        stds = [scalar.value for scalar in events.Scalars(f"noise/{layer}/std")]
-        assert stds == pytest.approx([line["noise"][layer][1] for line in lines])
-    tags = events.Tags()["scalars"]
-    assert {"dead", "fullest_level"} <= {tag.partition("/")[0] for tag in tags}
-
-
-def test_missing_tensorboard_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    error = run.rejected("train", *SHORT, "--tensorboard", "--out", "x")
-    assert "pip install '.[tensorboard]'" in error

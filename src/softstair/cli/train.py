@@ -76,7 +76,6 @@ class Command:
         "CPU threads (default: 1 for a small network, otherwise torch's choice; folds that share a "
         "GPU share the cores).",
     )
-    tensorboard: bool = flag(False, "Write TensorBoard events to --out/events.")
     recipe: Recipe = PRESETS["digits"]
 
     @classmethod
@@ -205,7 +204,7 @@ class Command:
         progress.show(label, {"kind": "done"})
 
     def _settings(self) -> dict[str, Any]:
-        names = ("data_dir", "device", "resume", "threads", "tensorboard")
+        names = ("data_dir", "device", "resume", "threads")
         return {name: getattr(self, name) for name in names}
 
     def _again(self, out: Path) -> str:
@@ -215,7 +214,7 @@ class Command:
             same = same_command("train")
             return f"{same} --resume --out {shlex.quote(str(out))}" if is_first else ""
         words = ["softstair", "train", "--resume", "--out", str(out)]
-        names = ["every_fold", "data_dir", "device", "jobs", "tensorboard"]
+        names = ["every_fold", "data_dir", "device", "jobs"]
         # A run keeps its threads; folds that are not begun need the flag.
         names += ["threads"] if self.every_fold else []
         return shlex.join([*words, *words_of(self, *names)])

@@ -40,7 +40,7 @@ SEED_STEP = 1_000_003
 
 
 class Watcher(Protocol):
-    """Follows a training: a progress bar, TensorBoard.
+    """Follows a training: such as a progress bar.
 
     A watcher may have a method ``part(name)``. It returns the watcher of a float run that is
     trained first, ``start`` or ``teacher``.

@@ -1,6 +1,5 @@
-"""Progress of a training: events for a terminal, TensorBoard, or the process that started it."""
+"""Progress of a training: events for a terminal, or for the process that started it."""
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -9,10 +8,8 @@ from typing import Any
 
 import torch
 
-from softstair._errors import SoftstairError, import_extra
 from softstair.train.loop import train
 from softstair.train.network import advice
-from softstair.train.parallel import rank
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
 
@@ -90,63 +87,12 @@ def _position(state: State) -> Event:
     }
 
 
-class TensorBoardEvents:
-    """A watcher that writes the metrics of each epoch for TensorBoard.
-
-    It needs the package tensorboard: ``pip install '.[tensorboard]'``.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            import_extra("tensorboard", extra="tensorboard")
-        except ModuleNotFoundError as error:
-            raise SoftstairError(f"`tensorboard`: {error}", field="tensorboard") from None
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._folder, self._make = folder, SummaryWriter
-        self._writer: Any = None
-
-    def __enter__(self) -> "TensorBoardEvents":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    def begin(self, state: State) -> None:
-        # Epochs after the last checkpoint are trained again: their events are replaced.
-        self._writer = self._make(str(self._folder), purge_step=state.epoch)
-
-    def step(self, state: State) -> None:
-        """Write nothing: an event per step would be too many."""
-
-    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
-        scalars = {name: value for name, value in metrics.items() if isinstance(value, float)}
-        for layer, (mean, std) in enumerate(metrics.get("noise", ())):
-            scalars |= {f"noise/{layer}/mean": mean, f"noise/{layer}/std": std}
-        for stair in metrics.get("stairs", ()):
-            if stair["dead"] is not None:
-                scalars[f"dead/{stair['name']}"] = stair["dead"]
-            scalars[f"fullest_level/{stair['name']}"] = max(stair["levels"])
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, metrics["epoch"])
-        self._writer.flush()
-
-
 def train_with_events(
-    send: Callable[[Event], None],
-    recipe: Recipe,
-    out: Path,
-    tensorboard: bool = False,
-    **settings: Any,
+    send: Callable[[Event], None], recipe: Recipe, out: Path, **settings: Any
 ) -> None:
     """Train a run, and send its events; ``settings`` are other arguments of ``train``."""
     sender = EventSender(send)
-    watchers: list[Any] = [sender]
-    with contextlib.ExitStack() as stack:
-        if tensorboard and rank() == 0:
-            watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
-        train(recipe, out, watchers=watchers, loading=sender.loading, **settings)
+    train(recipe, out, watchers=[sender], loading=sender.loading, **settings)
 
 
 def error_message(error: Exception) -> str:
