@@ -162,9 +162,9 @@ class Generated:
             bias.data[channel] = moved
 
 
-def inputs(generated: Generated) -> Tensor:
-    """Bytes for a network, the same for the same seed."""
-    random_bytes = torch.Generator().manual_seed(generated.seed)
+def inputs(generated: Generated, number: int = 0) -> Tensor:
+    """Bytes for a network, the same for the same seed and number."""
+    random_bytes = torch.Generator().manual_seed(generated.seed + number * 10**6)
     shape = (BATCH, *generated.shape)
     return torch.randint(256, shape, dtype=torch.uint8, generator=random_bytes)
 
