@@ -59,7 +59,8 @@ def frozen_network(name: str) -> FrozenNetwork:
     features = ss.Stair.linear(8, signed=False, quantum=1 / 32)
     int8 = ss.Stair.linear(8, signed=True)
     last = ss.models.last_layer(model)
-    net = ss.quantise(model, int8, features, skip=last, init="keep", fit="channel").eval()
+    options = ss.QuantiseOptions(init="keep", fit="channel")
+    net = ss.quantise(model, int8, features, skip=last, options=options).eval()
     return freeze(net, (3, 32, 32), mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
 
 

@@ -17,12 +17,10 @@ from compiled import needs_compiler
 from torch import nn
 
 import softstair as ss
-from softstair.deploy import integerise, verify
-from softstair.deploy.comparison import c_runner, onnx_runner
 
 pytestmark = pytest.mark.nightly
 TERNARY = ss.Stair.ternary()
-SHAPE, ZERO, SCALE = (3, 64, 64), 128, 64.0
+SHAPE, INPUT = (3, 64, 64), {"zero": 128, "scale": 64.0}
 NETWORKS = (
     "torchvision.resnet18", "torchvision.mobilenet_v2", "resnet18", "resnet26", "regnetx_002",
     "mobilenetv1_100", "mobilenetv2_100", "efficientnet_lite0", "dla46_c",
@@ -74,15 +72,11 @@ def test_networks_of_packages_export_exactly(name: str, tmp_path: Path) -> None:
         loss.backward()
         optimiser.step()
     x = torch.randint(256, (8, *SHAPE), dtype=torch.uint8)
-    ss.refresh_statistics(net, [(x.float() - ZERO) / SCALE])
-    x = x[:2]
-    network = integerise(net.eval(), SHAPE, ZERO, SCALE)
-    assert len(network.features(x)[network.stairs[-1]].unique()) == 3
-    runners = {"ONNX": onnx_runner(network, tmp_path), "C": c_runner(network, tmp_path / "c")}
-    comparisons = verify(net, network, x, runners)
-    assert {kind: comparison.mismatches for kind, comparison in comparisons.items()} == {
-        "integer network": 0, "ONNX": 0, "C": 0
-    }  # fmt: skip
+    ss.refresh_statistics(net, [(x.float() - 128) / 64])
+    frozen = ss.freeze(net.eval(), SHAPE, **INPUT, examples=x)
+    assert len(frozen.features(x)[frozen.stairs[-1]].unique()) == 3
+    for file, to in (("network.onnx", "onnx"), ("c", "c")):
+        assert ss.deploy.export(frozen, tmp_path / file, to, x[:2]).mismatches == 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -90,4 +84,4 @@ def test_padding_by_the_size_of_the_input_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"in 'conv_stem' \(Conv2dSame\), .* size, at"):
         ss.quantise(build("tf_efficientnet_lite0"), "int4")
     net = ss.quantise(build("tf_efficientnet_lite0", pad_type=""), "int4", skip="classifier")
-    integerise(net.eval(), SHAPE, ZERO, SCALE)
+    ss.freeze(net.eval(), SHAPE, **INPUT)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import softstair
 from softstair import _check, kernels
+from softstair._errors import SoftstairError
 from softstair._stair_module import EXTRA_STATE
 from softstair.convert.bits import name_of
 from softstair.convert.graph import Graph, Traces, code_of
@@ -72,6 +73,8 @@ def traces_of(net: nn.Module) -> Traces:
     attributes have changed that its code reads is not seen.
     """
     conversion = _stored(net)
+    if vars(net).get(ATTRIBUTE) is not conversion:  # of torch.compile
+        raise _wrong_network(net)
     if isinstance(conversion.traces, str):
         problem = f"must be traceable by torch.fx, but it is not: {conversion.traces}"
         raise _check.invalid("net", problem)
@@ -89,12 +92,16 @@ def options_of(net: nn.Module) -> dict[str, Any]:
 def _stored(net: nn.Module) -> Conversion:
     conversion = getattr(net, ATTRIBUTE, None)
     if not isinstance(conversion, Conversion):
-        raise _check.invalid(
-            "net",
-            f"must be a network that softstair.quantise returned, but {type(net).__name__} is not; "
-            "pass the network inside DDP or torch.compile",
-        )
+        raise _wrong_network(net)
     return conversion
+
+
+def _wrong_network(net: object) -> SoftstairError:
+    return _check.invalid(
+        "net",
+        f"must be a network that softstair.quantise returned, but {type(net).__name__} is not; "
+        "pass the network inside DDP or torch.compile",
+    )
 
 
 def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -> Row:

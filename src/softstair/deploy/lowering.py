@@ -1,6 +1,7 @@
 """The graph of a quantised network, converted to integers call by call."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from softstair.convert.graph import Graph
+from softstair.convert.graph import Graph, GraphStep
 from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
 from softstair.deploy.builder import NodeBuilder, not_supported
 from softstair.deploy.nodes import ExportError, Shape
@@ -62,6 +63,7 @@ class GraphConversion:
         self.values: dict[fx.Node, Any] = {}
         self.overwritten: dict[fx.Node, str] = {}
         """Nodes of which another view was changed in place, and the operation that did it."""
+        self.live = _needed(self.order, self.steps)
         self.operators: dict[fx.Node, Operator] = {}
         for node, step in zip(self.order, self.steps, strict=True):
             module = self._module(node)
@@ -80,7 +82,7 @@ class GraphConversion:
                 self.values[node] = None if self.values else self.builder.input
             elif node.op == "output":
                 return self._scores(node.args[0])
-            else:
+            elif node in self.live:
                 written = [self.order[number] for number in step.written]
                 result = self._call(node, step.function, in_place=bool(written))
                 self._write(node, result, written)
@@ -111,7 +113,7 @@ class GraphConversion:
             kind = type(result).__name__.removeprefix("immutable_")  # of torch.fx
             first = next(iter(result), 0) if isinstance(result, dict) else 0
             problem = f"net must return one tensor, but it returns a {kind} of {len(result)}"
-            raise ExportError(f"{problem}: export a module that returns net(x)[{first!r}] alone.")
+            raise ExportError(f"{problem}: quantise a module that returns net(x)[{first!r}] alone.")
         raise ExportError("net must end in a linear or quantised layer, but it does not.")
 
     def _write(self, node: fx.Node, result: Any, written: list[fx.Node]) -> None:
@@ -283,6 +285,16 @@ class GraphConversion:
         if in_place and shape != needed:
             raise ExportError.of(name, f"{shape} cannot hold a sum of {needed}", "Write x = x + y")
         return total
+
+
+def _needed(order: Sequence[fx.Node], steps: Sequence[GraphStep]) -> set[fx.Node]:
+    """Return the nodes that the output depends on, also those that write into what it reads."""
+    needed: set[fx.Node] = set()
+    for node, step in reversed([*zip(order, steps, strict=True)]):
+        results = [node, *(order[number] for number in step.written)]
+        if node.op == "output" or any(user in needed for x in results for user in x.users):
+            needed.add(node)
+    return needed
 
 
 def check_finite(name: str, module: nn.Module) -> None:

@@ -290,7 +290,9 @@ class _Trial(GraphConversion):
             kind = step.function or type(self.net.get_submodule(name)).__name__
             row = known.get(name) or Row(name, kind, None, "kept")
             exports = YES if value is not UNKNOWN else "its input is not exported"
-            if value is UNKNOWN and not self.operators[node].exports:
+            if node not in self.live:
+                exports = "the output does not need it"
+            elif value is UNKNOWN and not self.operators[node].exports:
                 exports = str(self.refusal(node, step.function))
             if node in self.errors:
                 exports = str(self.errors[node])

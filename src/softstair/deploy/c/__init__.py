@@ -140,10 +140,13 @@ def runner(
     The runner returns the result of every node by its name, as :meth:`FrozenNetwork.features`, and
     those of the program: "scores", int32, and "class", int64, of a network with classes.
     """
-    headers = [*Path(folder).glob("*_weights.h")]
+    names = [file.name.removesuffix("_weights.h") for file in Path(folder).glob("*_weights.h")]
+    headers = [header for name in names if (header := Path(folder) / f"{name}.h").is_file()]
     if len(headers) != 1:
         raise SoftstairError(f"{str(folder)!r} holds no network that was written as C.")
-    name, options = headers[0].name.removesuffix("_weights.h"), (*flags, *THREADS[threads])
+    if network.digest not in headers[0].read_text(encoding="ascii", errors="replace"):
+        raise SoftstairError(f"{str(folder)!r} is of another network.", field="path")
+    name, options = headers[0].stem, (*flags, *THREADS[threads])
     with contextlib.ExitStack() as work:
         place = Path(work.enter_context(tempfile.TemporaryDirectory()))
         copy = shutil.copytree(folder, place / "c")
