@@ -109,38 +109,3 @@ def test_own_model_to_c_runs_and_prints_what_the_page_shows(
 
 def without_numbers(text: str) -> str:
     return " ".join(re.sub(r"\b[0-9a-f]{4,}\b|[\d,.]*\d%?|─+", "0", text).split())
-
-
-@pytest.mark.nightly
-@needs_cortex
-@needs_compiler
-def test_own_model_to_c_runs_and_prints_what_the_page_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The files and commands of afternoon.md; numbers may be those of another machine."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    text = (ROOT / "docs/afternoon.md").read_text(encoding="utf-8")
-    printed, accuracies = "", []
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        if language == "python":
-            (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block, "utf-8")
-        elif language == "sh":
-            assert not printed
-            command = ["bash", "-e", "-o", "pipefail", "-c", block]
-            done = subprocess.run(
-                command, cwd=tmp_path, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
-            printed = done.stdout
-            accuracies += re.findall(r"test accuracy (.+)%", printed)
-        else:
-            assert without_numbers(block) == without_numbers(printed)
-            printed = ""
-    frozen, on_cortex = accuracies[2:]
-    assert on_cortex == frozen
-    assert float(frozen) > 90
-
-
-def without_numbers(text: str) -> str:
-    return " ".join(re.sub(r"\b[0-9a-f]{4,}\b|[\d,.]*\d%?|─+", "0", text).split())
