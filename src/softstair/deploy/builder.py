@@ -447,7 +447,7 @@ class NodeBuilder:
         count = len(self._sizes[x.node]) - 1
         if count not in (1, 2) or sorted(axis % (count + 2) for axis in axes) != [2, 3][:count]:
             raise not_supported(name, f"a mean over axes {axes}", "mean")
-        return self.average(name, nn.AdaptiveAvgPool2d(1), count, x)
+        return self.average(f"{name}.sums", nn.AdaptiveAvgPool2d(1), count, x)
 
     def flatten(self, name: str, x: Value) -> Value:
         """Add a flattening of all axes but the batch; of a sum only if its axes have length 1."""

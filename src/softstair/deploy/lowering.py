@@ -69,12 +69,16 @@ class GraphConversion:
             module = self._module(node)
             operator = operator_named(step.function) if module is None else operator_of(module)
             self.operators[node] = operator
+        self.unread = self._unread()
+        """Calls whose results do not reach the output."""
         self.tail = self._calls_at_end(self.order[-1].args[0])
         """The calls between the last layer and the output that do not change the class."""
 
     def run(self) -> str:
         """Convert the graph, and return the name of the node that gives the scores."""
         for node, step in zip(self.order, self.steps, strict=True):
+            if node in self.unread:
+                continue
             self._check_overwritten(node)
             if node.op == "placeholder":
                 if self.values and node.users:
@@ -84,7 +88,7 @@ class GraphConversion:
                 return self._scores(node.args[0])
             elif node in self.live:
                 written = [self.order[number] for number in step.written]
-                result = self._call(node, step.function, in_place=bool(written))
+                result = self._call(node, step.function)
                 self._write(node, result, written)
                 self.values[node] = result
         raise AssertionError("a graph has an output")
@@ -92,10 +96,21 @@ class GraphConversion:
     def _module(self, node: fx.Node) -> Any:
         return self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
 
+    def _unread(self) -> set[fx.Node]:
+        unread: set[fx.Node] = set()
+        for node, step in reversed([*zip(self.order, self.steps, strict=True)]):
+            is_call = node.op.startswith("call_") and not step.written
+            if is_call and unread.issuperset(node.users):
+                unread.add(node)
+        return unread
+
+    def _readers(self, node: fx.Node) -> list[fx.Node]:
+        return [reader for reader in node.users if reader not in self.unread]
+
     def _calls_at_end(self, node: Any) -> list[fx.Node]:
         """Return softmax, dropout and the like before the output, in order of execution."""
         calls: list[fx.Node] = []
-        while isinstance(node, fx.Node) and len(node.users) == 1:
+        while isinstance(node, fx.Node) and len(self._readers(node)) == 1:
             operator = self.operators[node]
             passes = operator.passes and _is_off_in_evaluation(node)
             if not (operator.keeps_order or passes or operator.name in RESHAPES):
@@ -134,7 +149,7 @@ class GraphConversion:
                 reason = f"{writer!r} changed {node_name(source)!r} in place through another view"
                 raise ExportError.of(node_name(node), reason, f"Read the result of {writer!r}")
 
-    def _call(self, node: fx.Node, function: str | None, in_place: bool) -> Any:
+    def _call(self, node: fx.Node, function: str | None) -> Any:
         """Return the value of a call of a module or of the function with that bare name."""
         name, operator, module = node_name(node), self.operators[node], self._module(node)
         inputs = [self.values[source] for source in node.all_input_nodes]
@@ -165,7 +180,7 @@ class GraphConversion:
                 return result
         terms = len(node.args) == 2 and all(isinstance(term, fx.Node) for term in node.args)
         if operator.name == "add" and terms and not node.kwargs and features == inputs:
-            return self._add(name, inputs[0], inputs[-1], in_place)
+            return self.builder.add(name, inputs[0], inputs[-1])
         if operator.name == "add":
             reason = "it adds something else than the results of two layers"
             raise ExportError.of(name, reason, "Write x + y; Python's sum begins with 0")
@@ -240,8 +255,8 @@ class GraphConversion:
     def _last_layer(self, name: str, node: fx.Node, module: Any, x: IntegerFeatures) -> PendingSum:
         """Return the sum of a layer in float, which must be the last one."""
         following = node
-        while following not in self.tail[:1] and len(following.users) == 1:
-            (following,) = following.users
+        while following not in self.tail[:1] and len(self._readers(following)) == 1:
+            (following,) = self._readers(following)
             if following.op == "output" or self.operators[following].name == "batch_norm":
                 continue
             if following not in self.tail:
@@ -255,7 +270,7 @@ class GraphConversion:
         args, kwargs = self._arguments(node)
         axes = kwargs.get("dim", args[1] if len(args) > 1 else ())
         axes = [axes] if isinstance(axes, int) else list(axes or ())
-        sums = self.builder.mean(f"{name}.sums", x, axes)
+        sums = self.builder.mean(name, x, axes)
         return self._reshape(name, node, sums)
 
     def _reshape(self, name: str, node: fx.Node, x: Value | Reshaped) -> Value | Reshaped:
@@ -278,13 +293,6 @@ class GraphConversion:
         parts = [self.builder.integers(name, self.values[part]) for part in arguments["tensors"]]
         axis = arguments.get("axis", arguments.get("dim", 0))
         return self.builder.concatenate(name, parts, axis)
-
-    def _add(self, name: str, a: Value, b: Value, in_place: bool) -> Value:
-        total = self.builder.add(name, a, b)
-        shape, needed = self.builder.shape(a), self.builder.shape(total)
-        if in_place and shape != needed:
-            raise ExportError.of(name, f"{shape} cannot hold a sum of {needed}", "Write x = x + y")
-        return total
 
 
 def _needed(order: Sequence[fx.Node], steps: Sequence[GraphStep]) -> set[fx.Node]:

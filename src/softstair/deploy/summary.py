@@ -261,7 +261,7 @@ class _Trial(GraphConversion):
     def first_error(self) -> ExportError:
         return next(iter(self.errors.values()))
 
-    def _call(self, node: fx.Node, *arguments: Any, **keywords: Any) -> Any:
+    def _call(self, node: fx.Node, function: str | None) -> Any:
         if any(self.values[source] is UNKNOWN for source in node.all_input_nodes):
             module = self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
             if not isinstance(module, StairActivation) or module.stair.integers is None:
@@ -273,7 +273,7 @@ class _Trial(GraphConversion):
                 self.errors[node] = error
             return self.builder.unknown_stair(str(node.target), module.stair, shape_of(node)[1:])
         try:
-            return super()._call(node, *arguments, **keywords)
+            return super()._call(node, function)
         except ExportError as error:
             self.errors[node] = error
             return UNKNOWN
