@@ -12,9 +12,9 @@ from softstair.convert.ops import OPERATORS, RESHAPES, Effect, Operator
 from softstair.deploy.builder import never_decreases
 
 PAGE = Path(__file__).parent / "layers.md"
-HEADS = "layer or function", "`quantise`", "fused", "integers", "ONNX", "QONNX", "C", "remarks"
+HEADS = "layer or function", "`quantise`", "fused", "freezes", "remarks"
 QUANTISE = {Effect.WEIGHTS: "quantises the weights"}
-ACTIVATION_HEADS = "activation", "intN, uintN by name", "other stairs", "a kept one exports"
+ACTIVATION_HEADS = "activation", "intN, uintN by name", "other stairs", "a kept one freezes"
 
 
 def _names(row: Operator) -> list[str]:
@@ -25,15 +25,18 @@ def _names(row: Operator) -> list[str]:
     return modules
 
 
+def _word(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
 def _facts(row: Operator) -> tuple[str, ...]:
     """Return the cells after the first."""
     quantise = QUANTISE.get(row.effect, "keeps it")
     if row.effect is Effect.WEIGHTS and row.replacement is None:
         quantise = "keeps it in float"
-    exports = ("yes" if row.exports else "no",) * 4
     why = row.why if not row.exports else ""
     remarks = "; ".join(text for text in (why, row.note) if text)
-    return (quantise, "yes" if row.fuses else "no", *exports, remarks)
+    return (quantise, _word(row.fuses), _word(row.exports), remarks)
 
 
 def table() -> str:
@@ -47,15 +50,16 @@ def table() -> str:
 
 
 def activations() -> str:
-    """Return a line for each activation."""
+    """Return a line for the activations with the same facts; their functions have them too."""
     lines = [f"| {' | '.join(ACTIVATION_HEADS)} |", "|---" * len(ACTIVATION_HEADS) + "|"]
+    names: dict[tuple[str, ...], list[str]] = {}
     for row in [row for row in OPERATORS if row.effect is Effect.ACTIVATION]:
         (kind,) = row.modules
         kept = "the stair takes its place" if row.name == "relu" else "kept, then a stair"
         other = "float" if row.is_gate else "the stair takes its place"
-        exports = "yes" if never_decreases(kind()) else "no"
-        name = "`, `".join((kind.__name__, f"{row.name}()"))
-        lines.append(f"| `{name}` | {kept} | {other} | {exports} |")
+        facts = (kept, other, _word(never_decreases(kind())))
+        names.setdefault(facts, []).append(f"`{kind.__name__}`")
+    lines += [f"| {', '.join(own)} | {' | '.join(facts)} |" for facts, own in names.items()]
     return "\n".join(lines)
 
 

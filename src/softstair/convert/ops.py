@@ -27,13 +27,13 @@ BatchNorm (FLOAT) stays. max_pool2d (MOVE) stays and keeps features quantised: S
 knows the quantum of its input.
 
 :mod:`~softstair.convert.sites` reads the table to choose what to replace,
-:mod:`~softstair.convert.units` to derive the quanta of inputs, and :mod:`softstair.deploy.integer`
+:mod:`~softstair.convert.units` to derive the quanta of inputs, and :mod:`softstair.deploy.lowering`
 to convert a trained network to integers.
 
 To add an operation, add a row. Its name is the function's bare name: ``relu`` stands for
 ``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. Deployment converts PASS and DROPOUT by
 their effect, and other operations by name: each that is ``exact`` needs a case in
-:mod:`softstair.deploy.integer`. It takes a function for its module if the row has a
+:mod:`softstair.deploy.lowering`. It takes a function for its module if the row has a
 ``module_of_call``. docs/layers.py writes the table of docs/layers.md from the rows, and
 tests/deploy/test_rows.py exports a network for each.
 
@@ -100,16 +100,16 @@ class Operator:
     """For FLOAT and gates: the reason in the report; if empty, modules without parameters are not
     listed."""
     exact: bool = False
-    """Whether deployment has an exact form of the operation."""
+    """Whether deployment has an integer form of the operation."""
     note: str = ""
-    """For the documentation: the conditions of an exact export, or what is special."""
+    """For the documentation: the conditions of an export, or what is special."""
     keeps_order: bool = False
     """For FLOAT: whether it is left out of an export at the end of a network, since the order of
     the scores does not change."""
 
     @property
     def exports(self) -> bool:
-        """Whether integers, ONNX, QONNX and C have what ``quantise`` makes of it, exactly."""
+        """Whether a frozen network, ONNX, QONNX and C have what ``quantise`` makes of it."""
         return self.exact or self.passes or self.keeps_order or self.effect is Effect.ACTIVATION
 
     @property
@@ -284,9 +284,9 @@ OPERATORS = (
     Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d)),
     *_poolings("max_pool", Effect.MOVE, (nn.MaxPool1d, nn.MaxPool2d), PLAIN, _max_pool),
     *_poolings("adaptive_max_pool", Effect.MOVE, ADAPTIVE_MAX_POOLS, EQUAL),
-    Operator("cat", Effect.JOIN, aliases=("concat",), exact=True, note="of one quantum"),
+    Operator("cat", Effect.JOIN, aliases=("concat",), exact=True),
     Operator("stack", Effect.JOIN),
-    Operator("add", Effect.ADD, aliases=("iadd",), exact=True, note="of one quantum"),
+    Operator("add", Effect.ADD, aliases=("iadd",), exact=True),
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
     # Deployment sums the integers and divides the quantum by the area.

@@ -40,7 +40,7 @@ class QuantiseOptions:
         fit: With ``init="keep"``: give each ``"layer"`` or ``"channel"`` the quantum that is
             nearest to its weights; None keeps the quantum of the stair. ``"auto"``: each channel
             (of ConvTranspose2d, the layer) if stairs are given by name, and otherwise the layer.
-        sums: Where sums without an activation get a stair, which exact integers need:
+        sums: Where sums without an activation get a stair, which integers need:
             ``"sum"``: where weights read them, on one of two that are added (the shortcut of a
             residual block with weights of its own), and on a total without an activation;
             ``"branches"``: where weights read them, and on each that is added; None: nowhere. The
