@@ -1,4 +1,4 @@
-"""Graphs by tracing and by recording, and what can reach the output in them."""
+"""Graphs of networks: their functions, and the memory that their results share."""
 
 from __future__ import annotations
 
@@ -13,96 +13,8 @@ import networks
 import softstair as ss
 from softstair.convert.graph import SHARING_FUNCTIONS, trace
 from softstair.convert.ops import OPERATORS, UNKNOWN, Effect, operator_named, operator_of
-from softstair.convert.read import record
 
 pytestmark = pytest.mark.quick
-
-
-@pytest.mark.parametrize("name", [n for n in networks.ZOO if n != "branching"])
-def test_recording_sees_the_modules_that_tracing_sees(name):
-    """In the same order of execution."""
-    if name == "transformer":
-        pytest.skip("attention is one module to the tracer and its parts to the recorder")
-    model, x = networks.make(name)
-    traced = [s.module for s in trace(model)[0].steps if s.module]
-    recorded = [s.module for s in record(model, (x,)).steps if s.module]
-    assert [m for m in recorded if m in traced] == traced
-
-
-@pytest.mark.parametrize("name", list(networks.ZOO))
-def test_a_recorded_graph_leads_from_every_module_to_the_output(name):
-    model, x = networks.make(name)
-    graph = record(model, (x,))
-    assert len(graph.outputs) == 1
-    upstream = graph.reaching_output(())
-    for number, step in enumerate(graph.steps):
-        if step.module:
-            assert number in upstream
-    assert all(source < n for n, step in enumerate(graph.steps) for source in step.inputs)
-
-
-def test_recording_leaves_the_model_as_it_was():
-    model, x = networks.make("branching")
-    model.act1.eval()
-    modes = [m.training for m in model.modules()]
-    record(model, (x,))
-    assert [m.training for m in model.modules()] == modes
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-    class Broken(networks.Branching):
-        def forward(self, x):
-            super().forward(x)
-            raise RuntimeError("no")
-
-    broken = Broken()
-    with pytest.raises(RuntimeError, match="no"):
-        record(broken, (x,))
-    assert broken.training
-    assert not any(m._forward_hooks for m in broken.modules())
-
-
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
-def into(width, write):
-    """The result is written into a tensor."""
-
-    def code(m, x):
-        out = torch.zeros(x.shape[0], width)
-        write(out, m.b(m.r(m.a(x))))
-        return out
-
-    return code
-
-
-def _assign_part(out, y):
-    out[:, :3] = y
-
-
-WAYS_OUT = {
-    "assignment": into(6, _assign_part),
-    "out": into(3, lambda out, y: torch.add(y, 1.0, out=out)),
-    "copy": into(3, lambda out, y: out.copy_(y)),
-    "view": into(6, lambda out, y: out.narrow(1, 0, 3).add_(y)),
-    "own function": lambda m, x: Double.apply(m.b(m.r(m.a(x)))),
-    "dictionary": lambda m, x: {"logits": [m.b(m.r(m.a(x)))]},
-}
-
-
-@pytest.mark.parametrize("way", WAYS_OUT)
-def test_recording_loses_no_path_to_the_output(way):
-    """The gradient of a lost path would be truncated."""
-    graph = record(networks.Code(WAYS_OUT[way]), (torch.randn(2, 6),))
-    numbers = {step.module: n for n, step in enumerate(graph.steps) if step.module}
-    assert set(numbers.values()) <= graph.reaching_output(())
-    assert numbers["a"] not in graph.reaching_output({numbers["r"]})
 
 
 def test_functions_have_their_bare_names():
@@ -110,10 +22,9 @@ def test_functions_have_their_bare_names():
         def forward(self, x):
             return F.relu(torch.relu(x).relu()) + x.relu_().tanh()
 
-    for graph in (trace(Net())[0], record(Net(), (torch.ones(2),))):
-        names = [s.function for s in graph.steps if s.function]
-        assert names.count("relu") == 4
-        assert "tanh" in names
+    names = [step.function for step in trace(Net())[0].steps if step.function]
+    assert names.count("relu") == 4
+    assert "tanh" in names
 
 
 def test_every_view_of_torch_is_known_to_share_memory():
@@ -186,12 +97,12 @@ def test_a_write_reaches_what_shares_the_memory_and_nothing_else(view, write):
     shares = view in SHARED
     derive = SHARED[view] if shares else COPIED[view.removeprefix("copied: ")]
     model = networks.Code(write_into_view, view=derive, write=WRITES[write])
-    for graph in (trace(model)[0], record(model, (torch.ones(4, 4),))):
-        source = next(n for n, step in enumerate(graph.steps) if step.function == "tanh")
-        writers = [n for n, step in enumerate(graph.steps) if step.written]
-        assert len(writers) == 1
-        assert (source in graph.steps[writers[0]].written) is shares
-        assert graph.is_read_elsewhere(writers[0]) or not shares
+    graph = trace(model)[0]
+    source = next(n for n, step in enumerate(graph.steps) if step.function == "tanh")
+    writers = [n for n, step in enumerate(graph.steps) if step.written]
+    assert len(writers) == 1
+    assert (source in graph.steps[writers[0]].written) is shares
+    assert graph.is_read_elsewhere(writers[0]) or not shares
 
 
 def test_reading_a_size_is_not_reading_the_values():
@@ -201,22 +112,9 @@ def test_reading_a_size_is_not_reading_the_values():
             y = h.relu_()
             return y.view(h.size(0), h.shape[1], -1)
 
-    for graph in (trace(Net())[0], record(Net(), (torch.ones(2, 3),))):
-        (writer,) = (n for n, step in enumerate(graph.steps) if step.written)
-        assert not graph.is_read_elsewhere(writer)
-
-
-def test_the_output_of_the_network_may_share_what_was_written():
-    class Net(nn.Module):
-        def forward(self, x):
-            out = torch.tanh(x)
-            if out.narrow(1, 0, 2).add_(x[:, :2]).sum() > -1e9:
-                return out
-            return out + 1
-
-    graph = record(Net(), (torch.ones(2, 3),))
+    graph = trace(Net())[0]
     (writer,) = (n for n, step in enumerate(graph.steps) if step.written)
-    assert writer in graph.outputs
+    assert not graph.is_read_elsewhere(writer)
 
 
 def test_operators_are_found_by_module_subclass_and_name():

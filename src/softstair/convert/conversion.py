@@ -66,6 +66,11 @@ def graph_of(net: nn.Module, training: bool = True) -> Graph:
     return conversion.traces.eval_steps
 
 
+def is_traced(net: nn.Module) -> bool:
+    """Return whether torch.fx traced a quantised network; else only its modules are known."""
+    return isinstance(_stored(net).traces, Traces)
+
+
 def traces_of(net: nn.Module) -> Traces:
     """Return copies of the graphs that :func:`softstair.quantise` traced.
 

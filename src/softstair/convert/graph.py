@@ -332,13 +332,10 @@ def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
     return changed
 
 
-def steps_of(
-    traced: fx.Graph, model: nn.Module, complete: bool = True, results: Iterable[fx.Node] = ()
-) -> Graph:
-    """Return the graph of a graph of torch.fx; its outputs are the output node and ``results``."""
+def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph:
+    """Return the graph of a graph of torch.fx."""
     numbers = {node: number for number, node in enumerate(traced.nodes)}
-    outputs = {numbers[node] for node in results}
-    steps, attributes = [], set()
+    steps, outputs, attributes = [], set(), set()
     # For each step, the steps that allocated the memory of its result.
     allocated_by: list[frozenset[int]] = []
 

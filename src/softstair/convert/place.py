@@ -7,9 +7,9 @@ from typing import Any
 from softstair import _check, noise as noises
 from softstair.convert.ops import Effect, operator_named
 from softstair.convert.options import LayerOptions, hint, matches
-from softstair.convert.read import Model
 from softstair.convert.shortcuts import input_sites, signed, sum_sites, widen
 from softstair.convert.sites import (
+    Model,
     Site,
     check_names,
     entry_for,

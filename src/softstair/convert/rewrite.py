@@ -1,40 +1,40 @@
-"""Forward passes in which each call of an activation is a module of its own.
+"""The modules of stairs, and forward passes that call them.
 
-It is needed for activations that are functions, for a module that is called several times, and for
-stairs that are added to sums or to the inputs of weights. The network keeps its modules and
-attributes. Its class becomes a subclass, whose forward pass is the code of the two traced graphs:
-one in training and one in evaluation, as tracing fixes what a forward pass decides in Python, such
-as ``F.dropout(x, training=self.training)``. Both must call the same operations. The code calls the
-innermost modules; a block that is called by itself still runs its own code.
+Stairs take the places of modules. A forward pass is rewritten for activations that are functions,
+for a module that is called several times, and for stairs that are added to sums or to the inputs of
+weights. The network keeps its modules and attributes. Its class becomes a subclass, whose forward
+pass is the code of the two traced graphs: one in training and one in evaluation, as tracing fixes
+what a forward pass decides in Python, such as ``F.dropout(x, training=self.training)``. Both must
+call the same operations. The code calls the innermost modules; a block that is called by itself
+still runs its own code.
 """
 
 import copy
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
 from softstair import _check
-from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, Traces, steps_of, unused_name
+from softstair._quantum import fit_quantum, fit_range
+from softstair.convert.bits import name_of
+from softstair.convert.conversion import swap_modules
+from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, Traces, steps_of
+from softstair.convert.options import LayerOptions
+from softstair.convert.sites import Model, Site
+from softstair.nn import StairActivation, StairLayer, StairWeight
 
 ADVICE = (
     "give each activation an nn.Module of its own, called once (nn.ReLU instead of F.relu), and "
     "pass sums=None and shortcuts=None"
 )
 CASE = "if its activations are functions or are called several times, or if stairs are added"
-
-
-def call_names(traced: fx.Graph, net: nn.Module) -> list[str]:
-    """Return a new name for a module in place of each node, in the module whose code calls it."""
-    names, taken = [], {name for name, _ in net.named_modules(remove_duplicate=False)}
-    for node in traced.nodes:
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        owner = f"{stack[-1][0]}." if stack and stack[-1][0] else ""
-        names.append(unused_name(f"{owner}stair_{node.name}", taken))
-    return names
+SUMS_TRIED = 4096
+"""Quantiles of a normal distribution to which the first range of a kept activation is fitted."""
 
 
 class NewCall(NamedTuple):
@@ -44,6 +44,108 @@ class NewCall(NamedTuple):
     module: nn.Module
     is_added: bool  # with its result
     readers: tuple[int, ...] = ()  # the steps that read its result; empty: all
+
+
+def replace_modules(model: Model, sites: Sequence[Site], options: LayerOptions) -> Traces | str:
+    """Put stairs in the places of the sites; return the graphs of the network that it then is."""
+    net = model.net
+    device = next((parameter.device for parameter in net.parameters()), None)
+    quantised = [site for site in sites if not site.why_float]
+    for site in quantised:
+        if site.is_weights:
+            site.replacement = _layer(site, options)
+        else:
+            site.replacement = _activation(site, model, options).to(device)
+    replacements = {s.module: s.replacement for s in quantised if s.module and not s.is_call}
+    swap_modules(net, replacements)
+    if isinstance(model.traces, str):
+        return model.traces
+    calls: dict[int, list[NewCall]] = {}
+    for site in quantised:
+        if site.is_call and site.replacement is not None:
+            new = NewCall(site.name, site.replacement, site.is_added, site.readers)
+            calls.setdefault(site.place if site.source else site.step, []).append(new)
+    return rewrite(net, calls, model.traces)
+
+
+def _layer(site: Site, options: LayerOptions) -> StairLayer:
+    module, stair, kind, rare = site.module, site.stair, site.operator.replacement, options.rare
+    assert module is not None
+    assert stair is not None
+    assert kind is not None
+    weight, fit = module.get_parameter("weight"), rare.fit
+    if fit == "auto":
+        fit = "layer" if kind.output_axis is None else "channel"
+    if rare.init != "keep":
+        fit = None
+    if fit is not None:
+        stair = fit_quantum(weight, stair, per_channel=fit == "channel")
+    if isinstance(stair.quantum, tuple) and len(stair.quantum) != weight.shape[0]:
+        raise _check.invalid(
+            "weights",
+            f"must have one quantum for each of the {weight.shape[0]} output channels of "
+            f"{site.name}, but {len(stair.quantum)} were given",
+        )
+    weight_stair = StairWeight(stair, layer=site.layer, **site.noise)
+    weight_stair.fit = fit
+    layer: StairLayer = kind.from_float(module, weight_stair)
+    if rare.init == "thresholds":
+        layer.start_at_thresholds()
+    return layer
+
+
+def _activation(site: Site, model: Model, options: LayerOptions) -> StairActivation:
+    """Return the stair of features; of uintN by name after a kept activation, it begins at the
+    least value that this has for normally distributed sums."""
+    assert site.stair is not None
+    is_relu = site.operator.name == "relu" and site.stair.levels[0] >= 0
+    is_kept = options.keeps(site.stair) and not is_relu and not site.is_added
+    function = _function_of(site, model) if is_kept else None
+    settings = {"layer": site.layer, "gradient_margin": site.margin, **site.noise}
+    activation = StairActivation(site.stair, function=function, **settings)
+    if site.source and isinstance(site.source.replacement, StairActivation):
+        function = site.source.replacement.function
+    if function and options.is_named and (name_of(site.stair) or "").startswith("uint"):
+        x = torch.special.ndtri(torch.arange(0.5, SUMS_TRIED) / SUMS_TRIED)
+        channels = sum(parameter.numel() for parameter in function.parameters())
+        y = copy.deepcopy(function).cpu().float().eval()(x[:, None].expand(-1, max(channels, 1)))
+        activation.follows_range = True
+        if fitted := fit_range(y.detach(), len(activation.stair)):
+            activation.set_range(*fitted)
+    if site.module is not None and not site.is_added:
+        vars(activation).update(
+            {k: copy.copy(v) for k, v in vars(site.module).items() if "_hook" in k}
+        )
+    return activation
+
+
+def _function_of(site: Site, model: Model) -> Any:
+    """Return the module of an activation that is kept."""
+
+    def parameter(source: fx.Node) -> nn.Parameter:
+        value = attrgetter(str(source.target))(model.net) if source.op == "get_attr" else None
+        if not isinstance(value, nn.Parameter):
+            problem = f"must give numbers or parameters to {site.name}, but gives {source.name!r}"
+            raise _check.invalid("model", f"{problem}; pass activation='replace' or `skip` it")
+        return value
+
+    function: Any = copy.copy(site.module)
+    if function is not None:  # its hooks are those of the stair
+        hooks = {k: v for k, v in vars(function).items() if "_hook" in k and isinstance(v, dict)}
+        vars(function).update({name: type(each)() for name, each in hooks.items()})
+        function._modules = {}  # the module may get the stairs of other calls
+    if site.operator.name == "silu":
+        function = nn.SiLU()  # of x * sigmoid(x) too
+    elif function is None:
+        assert isinstance(model.traces, Traces)
+        assert site.operator.module_of_call is not None
+        node = list(model.traces.train.nodes)[site.step]
+        named = {name: value for name, value in node.kwargs.items() if name != "input"}
+        args, settings = fx.map_arg((node.args[1:], named), parameter)
+        function = site.operator.module_of_call(*args, **settings)
+    if hasattr(function, "inplace"):
+        function.inplace = False
+    return function
 
 
 def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]], traces: Traces) -> Traces:
@@ -117,8 +219,8 @@ def _insert_calls(traced: fx.Graph, steps: Graph, calls: Mapping[int, Sequence[N
 def _with_forward(base: type[nn.Module], traces: Traces) -> type[nn.Module]:
     """Return a subclass whose forward pass is the code of the graphs, with which it copies and
     pickles."""
-    names: dict[str, Any] = {"train": _function_of(traces.train, traces.train_steps)}
-    names["evaluate"] = _function_of(traces.evaluation, traces.eval_steps)
+    names: dict[str, Any] = {"train": _forward_of(traces.train, traces.train_steps)}
+    names["evaluate"] = _forward_of(traces.evaluation, traces.eval_steps)
     given, parameters = ["self"], ["self"]
     for node in traces.train.find_nodes(op="placeholder"):
         given.append(str(node.target))
@@ -137,7 +239,7 @@ def _with_forward(base: type[nn.Module], traces: Traces) -> type[nn.Module]:
     return type(base.__name__, (base,), {**members, **about})
 
 
-def _function_of(graph: fx.Graph, steps: Graph) -> Any:
+def _forward_of(graph: fx.Graph, steps: Graph) -> Any:
     """Return the function of a network that a graph describes."""
     code = copy.deepcopy(graph)
     call_operators(steps, code)

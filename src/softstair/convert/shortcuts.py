@@ -32,8 +32,7 @@ from softstair import _check
 from softstair.convert.graph import Graph, GraphStep, Traces, unused_name
 from softstair.convert.ops import Effect, Operator, called
 from softstair.convert.options import LayerOptions, Sums
-from softstair.convert.read import Model
-from softstair.convert.sites import Site, why_float
+from softstair.convert.sites import Model, Site, why_float
 from softstair.stair import Stair
 
 SUM = Operator("sum", Effect.ACTIVATION)

@@ -1,4 +1,7 @@
-"""Sites: the modules and function calls of a network that ``quantise`` replaces or reports.
+"""What a float model computes, and its sites: what ``quantise`` replaces or reports.
+
+A model is traced by torch.fx. Of one that torch.fx cannot trace, a run on example inputs tells
+which modules it calls; their order is all that is known of its code.
 
 A quantised layer is an activation and all the weights that feed it. Weights without an activation
 of their own join the next one downstream; weights with none downstream are a layer of their own.
@@ -7,20 +10,153 @@ Each call of an activation is a site of its own: that of a module ``relu`` which
 named ``relu``, then ``relu.2``. A stair that is added to a sum counts as an activation.
 """
 
+import copy
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from softstair import _check
-from softstair.convert.graph import Graph
-from softstair.convert.ops import Effect, Operator, called
+from softstair._errors import first_line
+from softstair.convert.conversion import copy_of
+from softstair.convert.graph import (
+    Graph,
+    GraphStep,
+    Tracer,
+    Traces,
+    traces_or_why,
+    training_mode,
+    unused_name,
+)
+from softstair.convert.ops import Effect, Operator, called, operator_of
 from softstair.convert.options import PER_LAYER, LayerOptions, hint, matches
-from softstair.convert.read import Model
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.stair import Stair
+
+Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A copy of a float model, and what it computes."""
+
+    net: nn.Module
+    graph: Graph
+    traces: Traces | str  # or why torch.fx cannot trace it
+    call_names: list[str] | None  # of a module in place of each step; None if it was not traced
+
+
+def read_model(model: nn.Module, example_inputs: object) -> Model:
+    """Return a copy of a model, in which each name of an activation has a module of its own, and
+    what it computes: by tracing, or else the modules that a run on the inputs calls."""
+    if not isinstance(model, nn.Module):
+        raise _check.wrong("model", model, "a torch.nn.Module")
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
+    if inputs is not None and not isinstance(inputs, list | tuple | Mapping):
+        allowed = "a tensor, or a tuple or a mapping of the arguments of one forward pass"
+        raise _check.wrong("example_inputs", inputs, allowed)
+    net = copy_of(model, "model")
+    _separate_activations(net)
+    traces = traces_or_why(net)
+    if isinstance(traces, Traces):
+        return Model(net, traces.train_steps, traces, _call_names(traces.train, net))
+    if inputs is None:
+        raise _check.invalid("example_inputs", _missing_inputs(net, traces))
+    try:
+        return Model(net, _called(net, inputs), traces, None)
+    except Exception as error:
+        raise _check.invalid(
+            "example_inputs",
+            "must be the arguments of one forward pass of the model, but with those given it "
+            f"raised {type(error).__name__} ({first_line(error)})",
+        ) from None
+
+
+def _missing_inputs(net: nn.Module, why: str) -> str:
+    given = inspect.signature(net.forward).parameters.values()
+    names = [p.name for p in given if p.default is p.empty and p.kind <= p.KEYWORD_ONLY]
+    values = ", ".join(f"{name!r}: …" for name in names or [p.name for p in given][:1])
+    return (
+        f"must be given to softstair.quantise, such as example_inputs={{{values}}}, since torch.fx "
+        f"cannot trace the model: {why}; its modules then train with stairs, but functions stay in "
+        "float, and nothing exports, for which write torch.where instead of if, and numbers "
+        "instead of sizes"
+    )
+
+
+def _separate_activations(net: nn.Module) -> None:
+    """Give each name of an activation without state a module of its own: it computes the same."""
+    seen = set[nn.Module]()
+    for parent in list(net.modules()):
+        for name, child in parent._modules.items():
+            if child is None or operator_of(child).effect is not Effect.ACTIVATION:
+                continue
+            if type(child) not in operator_of(child).modules or child.state_dict():
+                continue
+            if child in seen:
+                parent._modules[name] = copy.deepcopy(child)
+            seen.add(child)
+
+
+def _call_names(traced: fx.Graph, net: nn.Module) -> list[str]:
+    """Return a new name for a module in place of each node, in the module whose code calls it."""
+    names, taken = [], {name for name, _ in net.named_modules(remove_duplicate=False)}
+    for node in traced.nodes:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        owner = f"{stack[-1][0]}." if stack and stack[-1][0] else ""
+        names.append(unused_name(f"{owner}stair_{node.name}", taken))
+    return names
+
+
+def _called(net: nn.Module, inputs: Inputs) -> Graph:
+    """Return the modules that one run calls, each as if it read the result of the one before.
+
+    Activations in place count as writing if the result of the network depends on it.
+    """
+    is_in_place = lambda module: getattr(module, "inplace", False) is True
+    activations = [m for m in net.modules() if operator_of(m).effect is Effect.ACTIVATION]
+    in_place = list(filter(is_in_place, activations))
+    names, result = _run(net, inputs)
+    for module in in_place:
+        module.inplace = False
+    same = not in_place or all(map(torch.equal, result, _run(net, inputs)[1]))
+    for module in in_place:
+        module.inplace = True
+    steps = []
+    for number, name in enumerate(names):
+        writes = not same and net.get_submodule(name) in in_place
+        before, written = range(max(0, number - 1), number), [number] if writes else []
+        steps.append(GraphStep(name, None, tuple(before), written=frozenset(written)))
+    return Graph(tuple(steps), frozenset({len(steps) - 1}), complete=False)
+
+
+def _run(net: nn.Module, inputs: Inputs) -> tuple[list[str], list[Tensor]]:
+    """Return the names of the innermost modules that a run calls, and the tensors that it returns.
+
+    It runs in evaluation: training would change running statistics.
+    """
+    names, inside, is_leaf = list[str](), list[str](), Tracer().is_leaf_module
+
+    def leave(name: str) -> None:
+        inside.pop()
+        if not inside:
+            names.append(name)
+
+    with training_mode(net, training=False), ExitStack() as hooks, torch.no_grad():
+        for name, module in net.named_modules():
+            if name and is_leaf(module, name):
+                before = lambda *_, name=name: inside.append(name)
+                after = lambda *_, name=name: leave(name)
+                hooks.enter_context(module.register_forward_pre_hook(before))
+                hooks.enter_context(module.register_forward_hook(after))
+        result = net(**inputs) if isinstance(inputs, Mapping) else net(*inputs)
+    return names, [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 @dataclass(eq=False)

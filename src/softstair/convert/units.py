@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from softstair.convert.conversion import graph_of
+from softstair.convert.conversion import graph_of, is_traced
 from softstair.convert.graph import GraphStep
 from softstair.convert.ops import Effect, Operator, called
 from softstair.nn import StairActivation, StairLayer, stair_modules
@@ -76,12 +76,14 @@ def learn_quanta(net: nn.Module) -> None:
 def _feature_units(
     net: nn.Module, quantum: float | None = None
 ) -> tuple[list[FeatureUnit | None], dict[StairLayer, FeatureUnit | None]]:
-    """Return the units of the steps' results, and of the layers' inputs.
+    """Return the units of the steps' results, and of the layers' inputs, if torch.fx traced them.
 
     With ``quantum``, as if it were that of all activations.
     """
     units: list[FeatureUnit | None] = []
     inputs: dict[StairLayer, list[FeatureUnit | None]] = {}
+    if not is_traced(net):
+        return [], {}
     for number, step in enumerate(graph_of(net, training=False).steps):
         module, operator = called(net, step)
         if isinstance(module, StairActivation):
