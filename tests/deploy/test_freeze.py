@@ -156,6 +156,27 @@ def test_the_last_layer_has_8_bits_where_no_class_changes_and_16_where_one_does(
     assert_equals_numpy(frozen, x)
 
 
+def test_weights_of_a_last_layer_are_the_nearest_multiples_of_each_quantum() -> None:
+    net, x = convolutional(nn.Linear(32, 5)), random_bytes(100, 3, 8, 8)
+    frozen = freeze(net, (3, 8, 8), zero=120, scale=60.0, examples=x)
+    weight = net.get_parameter("8.weight").detach().double().numpy()
+    quanta = np.abs(weight).max(1) / 127
+    np.testing.assert_array_equal(weight_of(frozen), np.rint(weight / quanta[:, None]))
+    features = frozen.features(x)["7"].double().numpy() * 0.25 / 16
+    expected = features @ (weight_of(frozen).numpy() * quanta[:, None]).T
+    expected += net.get_parameter("8.bias").detach().numpy()
+    np.testing.assert_allclose(frozen.values(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_last_layer_with_a_weight_norm_is_frozen_as_the_weights_that_it_computes() -> None:
+    last = nn.utils.parametrizations.weight_norm(nn.Linear(32, 5))
+    net, x = convolutional(last), random_bytes(60, 3, 8, 8)
+    frozen = frozen_of(net, (3, 8, 8), x, 120, 60.0, exact=False)
+    with torch.no_grad():
+        expected = net((x.float() - 120) / 60).double()
+    torch.testing.assert_close(frozen.values(x), expected, atol=0.02, rtol=0.02)
+
+
 def weight_of(frozen: Any) -> Tensor:
     return [node for node in frozen.nodes if isinstance(node, Sum)][-1].weight
 
