@@ -22,7 +22,6 @@ STAIRS = {
     "int4": "INT4, quantum ¼",
     "int4@0.07": "INT4, quantum 0.07",
 }
-DTYPES = ("bfloat16", "float32")
 NOISES = ("uniform", "triangular", "normal", "logistic")
 FORWARDS = ("expectation", "mode", "random", "hard")
 SPEEDS = ("images/s", "speed / float twin", "peak memory / float twin")
@@ -78,15 +77,17 @@ def phases(partition: dict[str, Any], twin: dict[str, Any]) -> str:
     return "\n".join(table)
 
 
-def forward(rows: Rows) -> str:
-    """A row for each noise and forward, and the share of a copy in each column."""
-    kinds = [(noise, how) for noise in NOISES for how in FORWARDS]
-    return _table({f"{noise}, {how}": _where(rows, noise, how) for noise, how in kinds}, "forward")
-
-
-def backward(rows: Rows) -> str:
-    """A row for each noise: the lowest of its forward modes, which share the backward pass."""
-    return _table({noise: _where(rows, noise) for noise in NOISES}, "backward")
+def operator(rows: Rows) -> str:
+    """A row for each noise: the lowest share of a copy, forward and backward, for each stair."""
+    table = [f"| | {' | '.join(STAIRS.values())} |", "|---" * (len(STAIRS) + 1) + "|"]
+    for noise in NOISES:
+        cells = []
+        for stair in STAIRS:
+            mine = [row for row in rows if (row["noise"], row["stair"]) == (noise, stair)]
+            lowest = [min(row[f"{way}_share"] for row in mine) for way in ("forward", "backward")]
+            cells.append(" / ".join(f"{share:.2f}" for share in lowest))
+        table.append(f"| {noise} | {' | '.join(cells)} |")
+    return "\n".join(table)
 
 
 def narrowest(rows: Rows) -> str:
@@ -101,26 +102,6 @@ def narrowest(rows: Rows) -> str:
     )
 
 
-def _where(rows: Rows, noise: str, how: str | None = None) -> Rows:
-    return [row for row in rows if row["noise"] == noise and how in (None, row["how"])]
-
-
-def _table(lines: dict[str, Rows], way: str) -> str:
-    columns = [(stair, dtype) for dtype in DTYPES for stair in STAIRS]
-    heads = [
-        STAIRS[stair] + (", float32" if dtype == "float32" else "") for stair, dtype in columns
-    ]
-    table = [f"| | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
-    for name, rows in lines.items():
-        cells = []
-        for stair, dtype in columns:
-            mine = [row for row in rows if (row["stair"], row["dtype"]) == (stair, dtype)]
-            share = min(row[f"{way}_share"] for row in mine)
-            cells.append(f"{share:.2f}" if share >= GOAL else f"**{share:.2f}**")
-        table.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(table)
-
-
 def rewritten(page: str) -> str:
     """The page with its tables as they are now."""
     measured, rows = _read("speed-h200"), _read("speed-h200-operator")["operator"]
@@ -132,8 +113,7 @@ def rewritten(page: str) -> str:
         "steps": steps(networks),
         "ResNet-20": resnet20(fast, float8),
         "phases": phases(measured["partition"], networks[0]),
-        "forward": forward(rows),
-        "backward": backward(rows),
+        "operator": operator(rows),
         "narrowest": narrowest(rows),
     }
     return put(parts, page)
