@@ -37,10 +37,9 @@ from torch import nn
 
 from benchmarks.sentence import tell
 from softstair import zoo
-from softstair.data import load
+from softstair.data import load, split
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
-from softstair.data.folds import split
 from softstair.train import Recipe
 from softstair.train.metrics import evaluate, refresh_statistics
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import softstair as ss
-from softstair.data import load
-from softstair.data.folds import split
+from softstair.data import load, split
 
 EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 30
 BATCH, FOLDS = 64, 5

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import softstair as ss
-from softstair.data import load
-from softstair.data.folds import split
+from softstair.data import load, split
 from softstair.models import digits as network
 
 EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 10

@@ -137,7 +137,7 @@ PUBLIC = ("", ".noise", ".ste", ".nn", ".deploy", ".data", ".models", ".train", 
 
 PRIVATE = """
 softstair: __version__ _accelerate _check kernels
-softstair._accelerate: integer_sums moments
+softstair._accelerate: moments products
 softstair._check: choice ending integer invalid shortened suggestion wrong
 softstair._errors: SoftstairError first_line import_extra is_out_of_memory
 softstair._files: check_output output_file replacing write
@@ -147,13 +147,11 @@ softstair.deploy.onnx: model
 softstair.anneal: SMALLEST_STD
 softstair.cli: main
 softstair.cli._args: argument flag words_of
-softstair.cli._progress: Progress Stoppable same_command
-softstair.cli._table: Console plural print_line print_table table
+softstair.cli._output: Console Progress Stoppable plural print_line print_table same_command table
 softstair.cli.train: MAX_FOLDS check_workers
 softstair.convert.bits: StairName name_of parse parse_layers stair_named stairs_of
 softstair.data.augment: Augmentation Moves
 softstair.data.batches: Examples PLAIN
-softstair.data.folds: split
 softstair.models: DEFAULTS
 softstair.regularise: FORWARDS Forward regularise
 softstair.schedule: INTERVALS Interval NoisePath POWERS Power

@@ -19,7 +19,7 @@ import softstair as ss
 from helpers.commands import Run
 from softstair import Stair, zoo
 from softstair._errors import SoftstairError
-from softstair.cli._table import in_percent
+from softstair.cli._output import in_percent
 from softstair.data import load
 from softstair.nn import StairLayer
 from softstair.train import Recipe, train, trained_network

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from softstair.data import Dataset
+from softstair.data import Dataset, split
 from softstair.data.batches import Examples
-from softstair.data.folds import split
 from softstair.models import last_layer
 from softstair.train import Recipe, trained_network
 from softstair.train.execution import use_batch_kernel

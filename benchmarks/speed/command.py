@@ -23,7 +23,7 @@ from benchmarks.speed.workload import workload
 from softstair import _check
 from softstair._files import output_file
 from softstair.cli._args import flag, words_of
-from softstair.cli._table import Console, print_line, print_table
+from softstair.cli._output import Console, print_line, print_table
 from softstair.data.augment import Moves
 from softstair.regularise import Forward
 from softstair.train.execution import choose_device, memory_errors

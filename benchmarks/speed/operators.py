@@ -265,13 +265,13 @@ def measure_exact(
 
 
 def _convolution_row(x: Tensor, weight: Tensor, effort: Effort) -> ConvolutionRow:
-    from softstair._accelerate import integer_sums, moments
+    from softstair._accelerate import moments, products
 
     module = nn.BatchNorm2d(len(weight), device=x.device).requires_grad_(False)
     zeros = lambda: moments.zeros_for(1, len(weight), x.device)[0]
     norm = lambda: moments.Normalisation(module, module.weight, module.bias, zeros())
     features, weights = x.to(torch.int8), weight.to(torch.int8)
-    convolve = integer_sums.convolve_with_statistics
+    convolve = products.convolve_with_statistics
     int8 = lambda: convolve(features, weights, 1, torch.int16, norm())
     bfloat16 = lambda: moments.batch_statistics(F.conv2d(x, weight, padding=1), norm())
     functions = {"int8": graph_of(int8, x.device), "bfloat16": graph_of(bfloat16, x.device)}

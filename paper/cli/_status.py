@@ -14,7 +14,7 @@ from paper.design import Design
 from paper.results import STATES, UnitStatus
 from paper.studies import duration
 from paper.tables import Training
-from softstair.cli._table import Console, table
+from softstair.cli._output import Console, table
 
 Elsewhere = Mapping[str, Training]
 """Units that are done elsewhere, by name."""

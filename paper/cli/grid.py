@@ -24,8 +24,7 @@ from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import check_output
 from softstair.cli._args import argument, flag
-from softstair.cli._progress import Progress, Stoppable, same_command
-from softstair.cli._table import plural, print_line, print_table
+from softstair.cli._output import Progress, Stoppable, plural, print_line, print_table, same_command
 from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.train.parallel import torchrun_ranks
 from softstair.train.progress import Event

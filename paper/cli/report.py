@@ -8,7 +8,7 @@ from paper.claims import judged
 from paper.report.lines import gather
 from softstair._files import output_file, write
 from softstair.cli._args import argument, flag
-from softstair.cli._table import plural
+from softstair.cli._output import plural
 
 
 @dataclass(frozen=True)

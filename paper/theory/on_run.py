@@ -4,9 +4,8 @@ from pathlib import Path
 
 from paper.theory.annealing import Distances, distances_on_network
 from softstair import Schedule
-from softstair.data import load
+from softstair.data import load, split
 from softstair.data.batches import Examples
-from softstair.data.folds import split
 from softstair.train import Recipe, RunError, trained_network
 from softstair.train.records import metrics_of, recipe_of
 

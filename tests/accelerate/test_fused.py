@@ -230,7 +230,7 @@ def test_integers_are_summed_exactly(
     images, inputs, outputs, height, width, taps, padding, stride, high
 ):
     """Against float64, bit for bit: odd shapes, every tap, sums that fill int16 and int32."""
-    from softstair._accelerate import integer_sums
+    from softstair._accelerate import products
     from softstair.kernels.triton import convolution
 
     torch.manual_seed(0)
@@ -242,7 +242,7 @@ def test_integers_are_summed_exactly(
     twin = copy.deepcopy(module).double()
     zeros = moments.zeros_for(1, outputs, x.device)[0]
     norm = moments.Normalisation(module, module.weight, module.bias, zeros)
-    convolve = integer_sums.convolve_with_statistics
+    convolve = products.convolve_with_statistics
     sums, stats = convolve(x, w, padding, dtype, norm, 0.5, stride)
     expected = F.conv2d(x.double(), w.double(), stride=stride, padding=padding)
     assert torch.equal(convolution.convolve_int8(x, w, padding, dtype, stride), sums)

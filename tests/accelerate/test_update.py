@@ -12,7 +12,7 @@ from torch import nn
 from twins import batch, distance, pair
 
 from softstair import _accelerate
-from softstair._accelerate import adam, fused, update
+from softstair._accelerate import fused, update
 from softstair._accelerate.update import LatentSteps, supports_update
 from softstair.data.batches import Examples
 from softstair.train.optimiser import Rates
@@ -81,13 +81,13 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
 def test_layers_with_one_kind_of_stair_are_updated_in_one_launch(monkeypatch):
     """The first layer is INT8, the three others are ternary. With two at most in a launch, or one
     as soon as its gradient is known, the weights have the same bits."""
-    launch, weights, counts = adam._launch, [], []
+    launch, weights, counts = update._launch, [], []
     record = lambda layers: (counts.append(len(layers)), launch(layers))
-    monkeypatch.setattr(adam, "_launch", record)
+    monkeypatch.setattr(update, "_launch", record)
     together = update.LEAST_WEIGHTS
     for most, few, expected in ((24, together, [3, 1]), (2, together, [2, 1, 1]), (24, 1, [1] * 4)):
         counts.clear()
-        monkeypatch.setattr(adam, "LAYERS", most)
+        monkeypatch.setattr(update, "LAYERS", most)
         monkeypatch.setattr(update, "LEAST_WEIGHTS", few)
         net, _ = pair("INT8 first", "uniform", "mode", side=4, channels=1)
         run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))

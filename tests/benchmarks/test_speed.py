@@ -16,7 +16,7 @@ from benchmarks.speed.operators import OperatorRow
 from benchmarks.speed.training_step import FIRST_STEP
 from helpers.commands import Run
 from softstair.cli._args import parse
-from softstair.cli._table import Console
+from softstair.cli._output import Console
 from softstair_command import call
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")

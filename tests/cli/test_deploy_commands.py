@@ -17,8 +17,7 @@ from data import speech_tree
 from helpers.commands import Run
 from helpers.narrow import WIDTH
 from softstair import zoo
-from softstair.data import load
-from softstair.data.folds import split
+from softstair.data import load, split
 from softstair.deploy import c, comparison
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.train import Recipe, train

@@ -4,8 +4,7 @@ from io import StringIO
 
 import pytest
 
-from softstair.cli._progress import Progress
-from softstair.cli._table import Console
+from softstair.cli._output import Console, Progress
 
 
 def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

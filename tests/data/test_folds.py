@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from softstair._errors import SoftstairError
 from softstair.data import Dataset
-from softstair.data.folds import held_out, split
+from softstair.data.dataset import held_out, split
 
 pytestmark = pytest.mark.quick
 

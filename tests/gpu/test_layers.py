@@ -113,9 +113,9 @@ def test_depthwise_layers_are_summed_exactly() -> None:
 
 def test_large_layers_have_exact_statistics_in_every_pass() -> None:
     """The last of many programs adds what all have stored: the same bits in each of ten passes."""
-    from softstair._accelerate import integer_sums, moments
+    from softstair._accelerate import moments, products
     from softstair._accelerate.batchnorm_backward import reduce_dz
-    from softstair._accelerate.prepared import PreparedStair, prepare_rows
+    from softstair._accelerate.stairs import PreparedStair, prepare_rows
     from softstair.kernels.triton import convolution, table
 
     ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device="cuda")
@@ -136,7 +136,7 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
         zeros = moments.zeros_for(11, outputs, std.device)
         for zero in zeros:
             norm = moments.Normalisation(module, module.weight, module.bias, zero)
-            stats = integer_sums.convolve_with_statistics(x, w, 1, torch.int16, norm)[1]
+            stats = products.convolve_with_statistics(x, w, 1, torch.int16, norm)[1]
             assert distance(module.running_mean, mean) < 1e-6
             floats = moments.batch_statistics(sums, norm)  # about the mean of the last pass
             found.append((stats, floats, *(
@@ -186,7 +186,7 @@ def check_first_layer(
 ) -> None:
     """Statistics, features and the gradient of the weights of 64 images."""
     from softstair._accelerate import batchnorm, first, moments
-    from softstair._accelerate.prepared import PreparedStair, prepare_rows
+    from softstair._accelerate.stairs import PreparedStair, prepare_rows
     from softstair.kernels.triton import table
 
     ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device=device)

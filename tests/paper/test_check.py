@@ -14,8 +14,7 @@ from helpers.commands import Run
 from paper.__main__ import main
 from paper.cli import check
 from paper.theory import distances_on_network, examine
-from softstair.data import load
-from softstair.data.folds import split
+from softstair.data import load, split
 from softstair.train import Recipe, train, trained_network
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")

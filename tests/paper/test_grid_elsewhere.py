@@ -23,7 +23,7 @@ from helpers.worker import start_fork, start_here
 from paper import Training, Unit, load
 from paper.grid import Timer
 from paper.tables import LARGEST_PART, Epoch, rows, write, write_parts
-from softstair.cli._progress import Progress
+from softstair.cli._output import Progress
 from softstair.train.progress import Event
 from train.short import files, recipe
 

@@ -12,8 +12,7 @@ from torch import nn
 
 import softstair as ss
 from softstair import zoo
-from softstair.data import load
-from softstair.data.folds import split
+from softstair.data import load, split
 from softstair.train import records, train
 
 

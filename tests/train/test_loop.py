@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 import softstair as ss
 from softstair import zoo
-from softstair.data import Dataset, load
+from softstair.data import Dataset, load, split
 from softstair.data.batches import Examples
-from softstair.data.folds import split
 from softstair.models import build
 from softstair.train import Recipe, train, trained_network
 from softstair.train.execution import choose_device, matmul_precision

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import softstair as ss
-from softstair.data import load
+from softstair.data import load, split
 from softstair.data.augment import Augmentation, crop, flip
 from softstair.data.batches import Examples
-from softstair.data.folds import split
 from softstair.nn import StairLayer, stair_modules
 from softstair.train import train, trained_network
 from softstair.train.metrics import Health, evaluate, refresh_statistics, stair_health

@@ -16,9 +16,8 @@ from softstair import zoo
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
 from softstair.convert.bits import name_of
-from softstair.data import load
+from softstair.data import load, split
 from softstair.data.batches import Examples
-from softstair.data.folds import split
 from softstair.train import Recipe, train, trained_network
 from softstair.train.metrics import chosen_inputs
 from softstair.train.network import levels_of, make_network

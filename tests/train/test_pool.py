@@ -26,7 +26,7 @@ from short import (
 
 from softstair import cli
 from softstair.cli._args import parse
-from softstair.cli._progress import Progress
+from softstair.cli._output import Progress
 from softstair.cli.train import Command
 from softstair.train import RunError, train
 from softstair.train.parallel import Interrupted, StopRequest
@@ -35,7 +35,7 @@ from softstair.train.progress import Event
 from softstair.train.records import read_json, recipe_of
 
 OWN = f"""{OWN_DATA}
-from softstair.data.folds import split
+from softstair.data import split
 
 def marked():
     data = load()

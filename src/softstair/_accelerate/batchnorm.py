@@ -20,7 +20,7 @@ from torch import Tensor
 
 from softstair._accelerate.first import First, first_sums, load_matrix
 from softstair._accelerate.moments import CHANNELS, tile_constants, window_row
-from softstair._accelerate.prepared import PreparedStair, prepare_from_row
+from softstair._accelerate.stairs import PreparedStair, prepare_from_row
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.distributions import shared_words
 

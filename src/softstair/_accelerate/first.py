@@ -31,7 +31,7 @@ from softstair._accelerate.moments import (
     tile_constants,
     window_row,
 )
-from softstair._accelerate.prepared import PreparedStair, prepare_from_row
+from softstair._accelerate.stairs import PreparedStair, prepare_from_row
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.convolution import gather, output_sides
 

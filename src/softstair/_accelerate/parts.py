@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from softstair._accelerate import gradients
 from softstair._accelerate.first import First, supports_first
-from softstair._accelerate.prepared import PreparedStair
-from softstair._accelerate.stairs import makes_int8, strategy_of
+from softstair._accelerate.stairs import PreparedStair, makes_int8, strategy_of
 from softstair._accelerate.update import LatentSteps, SecondStream
 from softstair.kernels.triton import convolution
 from softstair.nn import StairActivation, StairModule, StairWeight

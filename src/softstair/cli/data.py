@@ -14,8 +14,7 @@ from rich.text import Text
 from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag, parse
-from softstair.cli._progress import Progress
-from softstair.cli._table import Console, print_table
+from softstair.cli._output import Console, Progress, print_table
 from softstair.data.fetch import SOURCES, DataStatus, fetch, survey
 
 COLOURS = {

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from softstair.cli._args import argument, flag
-from softstair.cli._table import print_line, print_table
+from softstair.cli._output import print_line, print_table
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import Rounding
 from softstair.deploy.onnx_levels import Stair

@@ -13,8 +13,17 @@ from softstair._check import integer
 from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag, words_of
-from softstair.cli._progress import Progress, Stoppable, same_command
-from softstair.cli._table import FEWEST, bars, in_percent, plural, print_line, print_table
+from softstair.cli._output import (
+    FEWEST,
+    Progress,
+    Stoppable,
+    bars,
+    in_percent,
+    plural,
+    print_line,
+    print_table,
+    same_command,
+)
 from softstair.train import parallel, records
 from softstair.train.network import levels_of
 from softstair.train.parallel import StopRequest

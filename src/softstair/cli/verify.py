@@ -11,8 +11,7 @@ from torch import Tensor
 from softstair import _check
 from softstair._errors import MissingExtraError, SoftstairError, first_line
 from softstair.cli._args import flag
-from softstair.cli._progress import Progress
-from softstair.cli._table import print_line, print_table
+from softstair.cli._output import Progress, print_line, print_table
 from softstair.cli.export import NetworkFlags
 from softstair.deploy import c, comparison, onnx
 from softstair.deploy.comparison import CLASS, SCORES, Comparison, Runner

@@ -9,10 +9,10 @@ from rich.filesize import decimal
 from softstair import zoo
 from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag
-from softstair.cli._table import in_percent, print_line, print_table
+from softstair.cli._output import in_percent, print_line, print_table
 from softstair.data import load
 from softstair.data.batches import Examples
-from softstair.data.folds import held_out
+from softstair.data.dataset import held_out
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
 

@@ -119,9 +119,10 @@ def _called(net: nn.Module, inputs: Inputs) -> Graph:
 
     Activations in place count as writing if the result of the network depends on it.
     """
-    is_in_place = lambda module: getattr(module, "inplace", False) is True
-    activations = [m for m in net.modules() if operator_of(m).effect is Effect.ACTIVATION]
-    in_place = list(filter(is_in_place, activations))
+    activations: list[Any] = [
+        m for m in net.modules() if operator_of(m).effect is Effect.ACTIVATION
+    ]
+    in_place = [module for module in activations if getattr(module, "inplace", False)]
     names, result = _run(net, inputs)
     for module in in_place:
         module.inplace = False

@@ -15,9 +15,9 @@ import torch
 
 from softstair import _check, _plugins
 from softstair._errors import import_extra
-from softstair.data.dataset import DataError, Dataset
+from softstair.data.dataset import DataError, Dataset, split
 
-__all__ = ["NAMES", "DataError", "Dataset", "Loading", "load", "version"]
+__all__ = ["NAMES", "DataError", "Dataset", "Loading", "load", "split", "version"]
 
 Loading = Callable[[int, int], None]
 """Called with the number of examples done and the total."""

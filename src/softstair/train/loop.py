@@ -19,7 +19,7 @@ from softstair import _check, kernels, zoo
 from softstair.calibrate import calibrate
 from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
-from softstair.data.folds import split
+from softstair.data.dataset import split
 from softstair.models import default_for
 from softstair.nn import layer_count
 from softstair.train import execution, parallel, records, teacher, trained

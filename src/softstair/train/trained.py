@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softstair import _check, zoo
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair.data import load
-from softstair.data.folds import held_out
+from softstair.data.dataset import held_out
 from softstair.deploy.freezing import freeze
 from softstair.deploy.frozen import FrozenNetwork, load_frozen
 from softstair.deploy.nodes import ExportError, Rounding
