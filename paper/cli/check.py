@@ -92,7 +92,7 @@ class Command:
         values |= {"period": schedule.period, "anneal_from": schedule.start}
         stair: Any = recipe.stair("features")
         if recipe.bits is not None:
-            stair = stairs_of(parse_layers(recipe.bits).get("*", "float"))[1]
+            stair = stairs_of(parse_layers(recipe.bits))[1].get("*")
         if stair is not None:
             values |= {"stair": name_of(stair), "quantum": stair.quantum}
         return cls(layers=layers, **values)

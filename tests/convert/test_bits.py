@@ -233,7 +233,7 @@ def test_a_sequence_has_a_name_for_each_layer() -> None:
     net = ss.quantise(model, ["ternary", "int4/uint8", "float"])
     assert names(net) == names(ss.quantise(model, {0: "ternary", 1: "int4/uint8", 2: "float"}))
     assert list(names(net).values()) == ["ternary", "ternary", "int4", "uint8"]
-    with pytest.raises(SoftstairError, match="one entry for each of the network's 3 layers"):
+    with pytest.raises(SoftstairError, match="module 6 in layer 2 gets, but its keys are 0, 1"):
         ss.quantise(model, ("ternary", "int4"))
     with pytest.raises(SoftstairError, match="bits must be float, ternary"):
         ss.quantise(model, ["ternary", "int9", "int4"])

@@ -33,6 +33,7 @@ from softstair.convert.options import (
     LayerOptions,
     PerLayer,
     QuantiseOptions,
+    by_layer,
     matches,
     resolved,
 )
@@ -197,17 +198,15 @@ def _unnamed_floats(
     net: nn.Module, conversion: Conversion, sites: Sequence[Site], options: LayerOptions
 ) -> str:
     """Return which weights stay in float although the call does not say so, if they are many."""
-    given, stairs = conversion.options["weights"], options.weights
     attributes = {name.rpartition(".")[0] for name in conversion.graph.attributes}
     used = attributes.union(step.module for step in conversion.graph.steps if step.module)
     layers = {site.name: site.layer for site in sites if site.why_float.startswith("no stair")}
-    kept: Any = stairs if isinstance(stairs, Mapping) else dict.fromkeys(layers)
-    keys = given if isinstance(given, Mapping) else kept
-    entries = [*dict.fromkeys(options.skip).items(), *((key, kept.get(key, "")) for key in keys)]
+    given = {key: options.weights[key] for key in by_layer(conversion.options["weights"])}
+    entries = [*dict.fromkeys(options.skip).items(), *given.items()]
 
     def is_named(name: str) -> bool:
         fits = lambda key: matches(key, name) or key == layers.get(name)
-        return stairs is None or next((stair for key, stair in entries if fits(key)), "") is None
+        return next((stair for key, stair in entries if fits(key)), "") is None
 
     no_products = (nn.Embedding, nn.EmbeddingBag, *OTHER_NORMS)
     count, left = 0, Counter[str]()

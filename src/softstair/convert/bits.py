@@ -97,36 +97,12 @@ def parse_layers(text: str) -> dict[str, str]:
     return layers
 
 
-def has_names(bits: Any) -> bool:
-    """Return whether stairs are given by name.
-
-    Raises SoftstairError if a sequence has names and stairs.
-    """
-    if isinstance(bits, list | tuple):
-        kinds = {isinstance(value, str) for value in bits}
-        if len(kinds) > 1:
-            raise _check.invalid("weights", "must have names alone or stairs alone, but has both")
-        return True in kinds
-    values = bits.values() if isinstance(bits, Mapping) else (bits,)
-    return any(isinstance(value, str) for value in values)
-
-
-def stairs_of(bits: Any) -> tuple[Any, Any]:
-    """Return the stairs of weights and those of features; for a mapping or sequence, two such.
-
-    Layers that no pattern fits stay in float.
-    """
-    if isinstance(bits, list | tuple):
-        parsed = [parse(name) for name in bits]
-        stairs = [weight_stair(names.weights) for names in parsed]
-        return stairs, [feature_stair(names.features) for names in parsed]
-    if not isinstance(bits, Mapping) or list(bits) == ["*"]:
-        name = parse(bits["*"] if isinstance(bits, Mapping) else bits)
-        return weight_stair(name.weights), feature_stair(name.features)
+def stairs_of(bits: Mapping[Any, Any]) -> tuple[dict[Any, Stair | None], dict[Any, Stair | None]]:
+    """Return the stairs of weights and those of features, by the same patterns or numbers."""
     if "*" in bits and (last := list(bits)[-1]) != "*":
         problem = f"must have '*' last, but has {last!r} after it: the first that fits counts"
         raise _check.invalid("bits", problem)
-    layers = {key: parse(name) for key, name in {**bits, "*": bits.get("*", "float")}.items()}
+    layers = {key: parse(name) for key, name in bits.items()}
     weights = {key: weight_stair(names.weights) for key, names in layers.items()}
     return weights, {key: feature_stair(names.features) for key, names in layers.items()}
 

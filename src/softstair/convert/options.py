@@ -1,14 +1,14 @@
 """The options of ``quantise``: rare ones, and those that may differ from layer to layer."""
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from torch import nn
 
 from softstair import _check
-from softstair.convert.bits import StairName, feature_stair, has_names, name_of, stairs_of
+from softstair.convert.bits import StairName, feature_stair, name_of, stairs_of
 from softstair.noise import Noise
 from softstair.regularise import Forward
 from softstair.stair import Stair
@@ -20,6 +20,8 @@ PerLayer: TypeAlias = (
 )
 """A value for all layers, a sequence with one per layer, or a mapping from layer numbers and
 patterns of module names."""
+ByLayer: TypeAlias = Mapping[Any, Value]
+"""The same as a mapping, see :func:`by_layer`."""
 PER_LAYER = ("weights", "features", "noise", "forward")
 Activation = Literal["auto", "keep", "replace"]
 Init = Literal["auto", "thresholds", "keep"]
@@ -86,10 +88,10 @@ class LayerOptions:
     If the stairs were given as names of bits, the names of weights stand for their activation too.
     """
 
-    weights: PerLayer[Stair | None]
-    features: PerLayer[Stair | None]
-    noise: PerLayer[Noise | str | Estimator]
-    forward: PerLayer[Forward]
+    weights: ByLayer[Stair | None]
+    features: ByLayer[Stair | None]
+    noise: ByLayer[Noise | str | Estimator]
+    forward: ByLayer[Forward]
     skip: tuple[str, ...]
     activation: Activation
     rare: QuantiseOptions
@@ -103,24 +105,22 @@ class LayerOptions:
     @property
     def may_keep(self) -> bool:
         """Whether it may keep the activation of some layer."""
-        stairs = self.features.values() if isinstance(self.features, Mapping) else self.features
-        return any(map(self.keeps, stairs if isinstance(stairs, Iterable) else [stairs]))
+        return any(map(self.keeps, self.features.values()))
 
-    def check_counts(self, layers: int) -> None:
-        """Raise ValueError if a sequence or the numbers in a mapping do not fit the layers."""
+    def check_numbers(self, layers: int) -> None:
+        """Raise ValueError if an option is for a layer that there is not."""
         for option in PER_LAYER:
-            value = getattr(self, option)
-            if isinstance(value, list | tuple) and len(value) != layers:
-                raise _check.invalid(
-                    option,
-                    f"must have one entry for each of the network's {layers} layers, but "
-                    f"{len(value)} were given",
-                )
-            for key in value if isinstance(value, Mapping) else ():
+            for key in getattr(self, option):
                 if isinstance(key, int) and not 0 <= key < layers:
-                    raise _check.invalid(
-                        option, f"must have layers from 0 to {layers - 1} as keys, but has {key}"
-                    )
+                    allowed = f"must be for layers from 0 to {layers - 1}"
+                    raise _check.invalid(option, f"{allowed}, but one for layer {key} was given")
+
+
+def by_layer(option: Any) -> dict[Any, Any]:
+    """Return an option as a mapping from layer numbers and patterns of names, ``"*"`` for all."""
+    if isinstance(option, Mapping):
+        return dict(option)
+    return dict(enumerate(option)) if isinstance(option, list | tuple) else {"*": option}
 
 
 def hint(key: object, names: Sequence[str]) -> str:
@@ -155,7 +155,10 @@ def resolved(
     _check.choice("activation", activation, get_args(Activation))
     if not isinstance(rare, QuantiseOptions):
         raise _check.wrong("options", rare, "a softstair.QuantiseOptions or None")
-    if is_named := has_names(weights):
+    is_mapping, weights = isinstance(weights, Mapping), by_layer(weights)
+    if is_named := any(isinstance(value, str) for value in weights.values()):
+        if is_mapping:
+            weights.setdefault("*", "float")
         if features is not None:
             problem = "must be left out if stairs are given by name: write both names, as in"
             raise _check.invalid("features", f"{problem} 'int4/uint4'")
@@ -168,9 +171,9 @@ def resolved(
         rare = replace(rare, fit="layer")
     if isinstance(rare.shortcuts, str):
         rare = replace(rare, shortcuts=feature_stair(rare.shortcuts))
-    stairs = (weights, features, noise, forward)
+    chosen = (weights, by_layer(features), by_layer(noise), by_layer(forward))
     patterns = (*patterns, *_first_names(net, patterns))
-    return LayerOptions(*stairs, patterns, activation, rare, is_named)
+    return LayerOptions(*chosen, patterns, activation, rare, is_named)
 
 
 def _first_names(net: nn.Module, patterns: Sequence[str]) -> Iterator[str]:

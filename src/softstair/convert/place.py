@@ -83,7 +83,7 @@ def _assign_options(model: Model, sites: list[Site], options: LayerOptions) -> N
     """Number the layers of the float network, to which options refer, and set the stairs."""
     candidates = [site for site in sites if not site.why_float]
     number_layers(model.graph, candidates)
-    options.check_counts(1 + max(site.layer for site in candidates))
+    options.check_numbers(1 + max(site.layer for site in candidates))
     layers = {site.layer: site for site in candidates if site.is_activation and not site.source}
     for site in candidates:
         if options.is_named and site.is_weights and site.layer in layers:

@@ -29,7 +29,7 @@ from enum import Enum, auto
 from torch import nn
 
 from softstair import _check
-from softstair.convert.graph import Graph, GraphStep, Traces, unused_name
+from softstair.convert.graph import Graph, GraphStep, unused_name
 from softstair.convert.ops import Effect, Operator, called
 from softstair.convert.options import LayerOptions, Sums
 from softstair.convert.sites import Model, Site, why_float
@@ -65,11 +65,7 @@ class _Value:
 def sum_sites(model: Model, sites: Sequence[Site], options: LayerOptions) -> list[Site]:
     """Return a site for each stair that is added after a step."""
     net, graph, sums = model.net, model.graph, options.rare.sums
-    if (
-        sums is None
-        or not (isinstance(model.traces, Traces) and model.call_names)
-        or not graph.complete
-    ):
+    if sums is None or not graph.complete or isinstance(model.traces, str):
         return []  # the forward pass cannot be rewritten
     modules = {site.module for site in sites if not site.why_float}
     kept = {use for site in sites if site.why_float for use in site.uses}
@@ -93,7 +89,7 @@ def input_sites(model: Model, sites: Sequence[Site]) -> list[Site]:
 
     Features that are concatenated, or added to such features, are left out: they share a quantum.
     """
-    if model.call_names is None or not model.graph.complete:
+    if not model.graph.complete:
         problem = "must be None, since torch.fx cannot trace all of this model"
         raise _check.invalid("shortcuts", problem)
     stairs = {use: s for s in sites if s.is_activation and not s.why_float for use in s.uses}

@@ -49,7 +49,7 @@ class Model:
     net: nn.Module
     graph: Graph
     traces: Traces | str  # or why torch.fx cannot trace it
-    call_names: list[str] | None  # of a module in place of each step; None if it was not traced
+    call_names: list[str]  # of a module in place of each step, if it was traced
 
 
 def read_model(model: nn.Module, example_inputs: object) -> Model:
@@ -69,7 +69,7 @@ def read_model(model: nn.Module, example_inputs: object) -> Model:
     if inputs is None:
         raise _check.invalid("example_inputs", _missing_inputs(net, traces))
     try:
-        return Model(net, _called(net, inputs), traces, None)
+        return Model(net, _called(net, inputs), traces, [])
     except Exception as error:
         raise _check.invalid(
             "example_inputs",
@@ -217,7 +217,7 @@ def find_sites(model: Model, options: LayerOptions) -> list[Site]:
         if operator.is_gate and not consumers[number]:
             continue  # the sigmoid of x * sigmoid(x)
         if step.module is None:
-            name = model.call_names[number] if model.call_names else f"{step.function} (function)"
+            name = model.call_names[number]
             if operator.effect is not Effect.ACTIVATION:  # no module takes its place
                 name = name.rpartition("stair_")[2]
             sites[number] = Site(number, name, operator, None, [number], True)
@@ -265,18 +265,15 @@ def why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
 def _may_have_stair(site: Site, options: LayerOptions) -> bool:
     """Return False if a site has no stair, whatever the number of its layer will be."""
     stairs = getattr(options, site.option)
-    if not isinstance(stairs, Mapping):
-        return stairs is not None
     fitting = (key for key in stairs if isinstance(key, int) or matches(key, site.name))
     first = next(fitting, None)
-    return options.is_named or isinstance(first, int) or stairs.get(first) is not None
+    is_numbered, by_weights = isinstance(first, int), options.is_named and len(stairs) > 1
+    return is_numbered or by_weights or stairs.get(first) is not None
 
 
 def entry_for(site: Site, option: str, options: LayerOptions) -> Any:
     """Return the value of an option for a site whose layer has a number."""
     value = getattr(options, option)
-    if not isinstance(value, Mapping):
-        return value[site.layer] if isinstance(value, list | tuple) else value
     for key, entry in value.items():
         if key == site.layer or matches(key, *site.names):
             return entry
@@ -293,9 +290,8 @@ def check_names(sites: Sequence[Site], options: LayerOptions) -> None:
         is_stair = option in ("weights", "features")
         is_any = options.is_named or not is_stair
         names = [site.name for site in sites if is_any or option == site.option]
-        value = getattr(options, option)
-        for key in value if isinstance(value, Mapping) else ():
-            if not isinstance(key, int) and not matches(key, *names):
+        for key in getattr(options, option):
+            if key != "*" and not isinstance(key, int) and not matches(key, *names):
                 problem = f"must name layers, but {_check.shortened(key)} fits none"
                 name = "bits" if options.is_named and is_stair else option
                 raise _check.invalid(name, f"{problem}; {hint(key, names)}")
