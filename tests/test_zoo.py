@@ -281,7 +281,7 @@ def test_every_network_that_ships_has_a_card() -> None:
         assert zoo.path_of(name).stat().st_size < 4_000_000
         assert card.command.startswith("softstair train ")
         assert re.search(r"\b[0-9a-f]{7}\b", card.commit)
-        assert known.mean.is_integer(), "it exports exactly"
+        assert known.mean.is_integer(), "its zero is a byte"
         assert known.test_accuracy == pytest.approx(card.accuracies[0], abs=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""``softstair.report``: what exports exactly is said before training, by the code that exports."""
+"""``softstair.report``: what freezes is said before training, by the code that freezes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_rows_have_costs_and_the_memory_is_that_of_the_program() -> None:
     assert report.plan.flash >= memory_plan(integer).flash
     shown = str(report).splitlines()
     assert shown[-1] == report.conclusion
-    assert f"exports exactly; C needs about {report.plan.flash:,} bytes" in shown[-1]
+    assert f"freezes; C needs about {report.plan.flash:,} bytes" in shown[-1]
     assert shown[-2].split() == ["in", "all", "547", "2,688", "1,684"]
 
 
@@ -64,7 +64,7 @@ def test_float_network_is_reported_in_ternary_and_left_as_it_is() -> None:
     model(torch.zeros(2, 1, 5, 5))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     report = report_of(model, (1, 5, 5))
-    assert report.conclusion.startswith("in ternary, with '4' in float: exports exactly")
+    assert report.conclusion.startswith("in ternary, with '4' in float: freezes")
     assert [row.became for row in report.rows if row.layer is not None] == [
         "stair weights",
         "ternary stair instead of ReLU",
@@ -85,7 +85,7 @@ def test_what_does_not_export_is_named_and_what_follows_a_stair_is_examined() ->
     assert not report.exports_exactly
     with pytest.raises(ExportError) as caught:
         ss.freeze(net, (1, 8, 8), zero=128, scale=64.0)
-    assert report.conclusion == f"does not export exactly: {caught.value}"
+    assert report.conclusion == f"does not freeze: {caught.value}"
     assert str(report).count("no (") == 3
 
 

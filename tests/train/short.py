@@ -47,11 +47,11 @@ def recipe(**changes: Any) -> Recipe:
 def without_export(messages: str) -> str:
     """Return messages without the line on what the network exports, which a run begins with.
 
-    >>> without_export("softstair train: exports exactly.\\nsoftstair train: stopped.")
+    >>> without_export("softstair train: freezes.\\nsoftstair train: stopped.")
     'softstair train: stopped.'
     """
     first, newline, rest = messages.partition("\n")
-    is_export = "exports exactly" in first or "does not export exactly" in first
+    is_export = "freezes" in first or "does not freeze" in first
     return rest if newline and is_export else messages
 
 

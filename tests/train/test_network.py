@@ -155,7 +155,7 @@ def test_what_exports_is_said_before_training_for_any_zero_of_the_input() -> Non
     for recipe in (SHORT, replace(SHORT, integer_input=True)):
         text, exports = describe_network(make_network(recipe, data), recipe, data)
         assert exports is not None
-        assert exports.startswith("exports exactly; C needs about")
+        assert exports.startswith("freezes; C needs about")
         assert text.endswith(exports)
     floats = replace(SHORT, weights="float", features="float")
     assert describe_network(make_network(floats, data), floats, data)[1] is None
@@ -173,5 +173,5 @@ def test_a_network_that_cannot_be_reported_is_trained_all_the_same() -> None:
     network = make_network(recipe, data, InPairs())
     text, exports = describe_network(network, recipe, data)
     assert exports is not None
-    assert exports.startswith("does not export exactly: ")
+    assert exports.startswith("does not freeze: ")
     assert exports in text

@@ -1,4 +1,4 @@
-"""The report of a network: what was quantised, what exports exactly, and what it costs."""
+"""The report of a network: what was quantised, what freezes, and what it costs."""
 
 import math
 import warnings
@@ -53,7 +53,7 @@ class Report:
 
     Attributes:
         rows: In order of execution; layers are numbered in the order of their activations.
-        conclusion: One sentence: the network exports exactly, or what does not and what to change.
+        conclusion: One sentence: the network freezes, or what does not and what to change.
         exports_exactly: Whether it does; None if that depends on the ``shape`` of the input.
         plan: The memory that the C program will need; None if there will be no such program. The
             widths of its constants are estimated, and its RAM is exact.
@@ -121,7 +121,7 @@ def report(
     std: Sequence[float] = (),
     dtype: torch.dtype = torch.uint8,
 ) -> Report:
-    """Return what became of each layer, what exports exactly, and what it costs, before training.
+    """Return what became of each layer, what freezes, and what it costs, before training.
 
     >>> import softstair as ss
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -130,7 +130,7 @@ def report(
     >>> summary.exports_exactly, [row.exports for row in summary.rows]
     (True, ['yes', 'yes', 'yes', 'yes'])
     >>> print(summary.conclusion)
-    exports exactly; C needs about 112 bytes of constants and 176 bytes of RAM
+    freezes; C needs about 112 bytes of constants and 176 bytes of RAM
 
     The answer comes from the conversion of :func:`softstair.freeze` itself. After a call that has
     no integer form, the conversion goes on behind the next stair.
@@ -170,7 +170,7 @@ def report(
             traces_of(net)  # raises an error if it has none
             first = next((row.exports for row in plain if row.exports), None)
             advice = "give `shape`, that of one input, to see what exports"
-            conclusion = f"does not export exactly: {first}" if first else advice
+            conclusion = f"does not freeze: {first}" if first else advice
             return made(plain, conclusion, False if first else None)
         own = (0, 1.0) if len(mean) else (zero, scale)
         entry = (shape, input_scale(shape, *own, mean, std, dtype), dtype)
@@ -178,20 +178,20 @@ def report(
     except SoftstairError as error:  # the input, or a network that cannot be traced
         if error.field == "shape":
             raise
-        return made(plain, f"does not export exactly: {error}", False)
+        return made(plain, f"does not freeze: {error}", False)
     rows = tuple(trial.rows(conversion))
     rows += tuple(row for row in plain if row.name not in {known.name for known in rows})
     if trial.network is None:
-        return made(rows, f"does not export exactly: {trial.first_error}", False)
+        return made(rows, f"does not freeze: {trial.first_error}", False)
     if doubts := [*trial.builder.doubts.values()]:
-        conclusion = f"exports exactly as it is, but training may change that: {doubts[0]}"
+        conclusion = f"freezes as it is, but training may change that: {doubts[0]}"
         return made(rows, conclusion, True)
     try:
         plan = memory_plan(trial.network)
     except ExportError as error:
-        return made(rows, f"exports exactly to ONNX, but not to C: {error}", True)
+        return made(rows, f"freezes, but has no C: {error}", True)
     sizes = f"{plan.flash:,} bytes of constants and {plan.ram:,} bytes of RAM"
-    return made(rows, f"exports exactly; C needs about {sizes}", True, plan)
+    return made(rows, f"freezes; C needs about {sizes}", True, plan)
 
 
 def _counted(net: nn.Module, rows: Iterable[ReportRow]) -> Iterator[ReportRow]:

@@ -174,7 +174,7 @@ def describe_network(
     try:
         described = report(network, shape, **read)
     except SoftstairError as error:  # such as of a network that takes batches of one size
-        described = replace(report(network), conclusion=f"does not export exactly: {error}")
+        described = replace(report(network), conclusion=f"does not freeze: {error}")
     return str(described), described.conclusion
 
 

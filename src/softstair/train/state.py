@@ -40,7 +40,7 @@ class State:
         history: Metrics of each complete epoch.
         own_loss: The recipe's own loss, a function of (scores, labels); or None.
         teacher: Returns the loss with a teacher, from (cross entropy, scores, inputs); or None.
-        exports: One sentence: whether the network exports exactly; None for a float network.
+        exports: One sentence: whether the network freezes; None for a float network.
     """
 
     exports: str | None = None

@@ -1,4 +1,4 @@
-/* The runtime of softstair's integer networks: C99, no library, no allocation.
+/* The runtime of softstair's frozen networks: C99, no library, no allocation.
  *
  * network.c holds the network as constant data; the functions of these headers compute it, with the
  * vector instructions of the target (softstair_vector.h).
