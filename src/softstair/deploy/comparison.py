@@ -16,6 +16,8 @@ from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.target import Cpu, Runtime
 
 SCORES, CLASS = "scores", "class"
+CHUNK = 100
+"""Examples that run at a time."""
 Runner = Callable[[Tensor], Mapping[str, Tensor]]
 """Integers of the input's type -> results of nodes by name, the scores and the class."""
 
@@ -57,10 +59,7 @@ class Comparison:
             self.first = (name, int(numbers[place[0]]), place[1:], *values)
 
     def add_results(
-        self,
-        expected: Mapping[str, Tensor],
-        actual: Mapping[str, Tensor],
-        numbers: Tensor,
+        self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], numbers: Tensor
     ) -> None:
         """Compare the results of all nodes that both have; floats are left out."""
         for name, values in actual.items():
@@ -85,8 +84,6 @@ def verify(
     x: Tensor,
     *,
     threads: int = 1,
-    chunk: int = 100,
-    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Comparison:
     """Run what was written of a frozen network, and compare every number with its own.
 
@@ -107,33 +104,18 @@ def verify(
         path: A folder of C, which is compiled, or a file for ONNX Runtime.
         x: Integers of the network's type, such as (N, C, H, W) uint8.
         threads: Threads of C, 1 or 2.
-        chunk: How many examples to run at a time.
-        on_progress: Called with the number of examples that have been compared.
 
     Raises:
         SoftstairError: If nothing that can run is there, if it was written of another network, or
             if ``x`` does not fit.
     """
-    return compare(frozen, runner(frozen, Path(path), threads), x, chunk, on_progress)
-
-
-def compare(
-    frozen: FrozenNetwork,
-    run: Runner,
-    x: Tensor,
-    chunk: int = 100,
-    on_progress: Callable[[int], None] = lambda _: None,
-) -> Comparison:
-    """Compare every number that a runner gives with those of a frozen network."""
-    frozen.check_input(x)
+    run, found = runner(frozen, Path(path), threads), Comparison()
+    frozen.input.check(x)
     if not len(x):
         raise _check.invalid("x", "must hold at least one example, but it is empty")
-    found, done = Comparison(), 0
-    for part in x.split(chunk):
-        numbers = torch.arange(done, done + len(part))
+    for numbers in torch.arange(len(x)).split(CHUNK):
+        part = x[numbers]
         found.add_results(results_of(frozen, part), run(part), numbers)
-        done += len(part)
-        on_progress(done)
     check_complete(frozen, found)
     return found
 

@@ -75,22 +75,23 @@ class FrozenNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores, int32, of a batch of what the device reads."""
-        self.check_input(x)
-        results: dict[str, Tensor] = {}
-        last_use = {name: node for node in self.nodes for name in node.inputs}
-        for node in self.nodes:
-            results[node.name] = node.run(*[results[name] for name in node.inputs] or [x])
-            for name in node.inputs:
-                if last_use[name] is node:
-                    results.pop(name, None)
-        return results[self.last.name]
+        return self._run(x, last_use={name: node for node in self.nodes for name in node.inputs})[
+            self.last.name
+        ]
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """Return the result of every node, int32, by its name."""
-        self.check_input(x)
+        return self._run(x, last_use={})
+
+    def _run(self, x: Tensor, last_use: Mapping[str, Node]) -> dict[str, Tensor]:
+        """Return the results of nodes, but of those that no node reads after ``last_use``."""
+        self.input.check(x)
         results: dict[str, Tensor] = {}
         for node in self.nodes:
             results[node.name] = node.run(*[results[name] for name in node.inputs] or [x])
+            for name in {*node.inputs}:
+                if last_use.get(name) is node:
+                    del results[name]
         return results
 
     def predict(self, x: Tensor) -> Tensor:
@@ -100,17 +101,6 @@ class FrozenNetwork(nn.Module):
     def values(self, x: Tensor) -> Tensor:
         """Return the outputs in the unit of the float network, float64."""
         return self.last.values(self(x))
-
-    def check_input(self, x: object) -> None:
-        """Raise SoftstairError if the type or the shape of ``x`` is not the input's."""
-        given = (
-            f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        )
-        shape, dtype = self.input.shape, self.input.dtype
-        is_right = isinstance(x, Tensor) and x.dtype == getattr(torch, dtype)
-        if not is_right or tuple(x.shape[1:]) != shape:  # type: ignore[attr-defined]
-            allowed = f"{dtype} of shape (N, {', '.join(map(str, shape))})"
-            raise SoftstairError(f"x must be {allowed}, but {given} was given.", field="x")
 
     def extra_repr(self) -> str:
         rows = [("name", "node", "inputs", "shape", "from", "to")]

@@ -11,7 +11,8 @@ from torch import Tensor, fx, nn
 
 from softstair.convert.graph import Graph, GraphStep
 from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
-from softstair.deploy.builder import NodeBuilder, not_supported
+from softstair.deploy.builder import NodeBuilder
+from softstair.deploy.modules import check_finite, not_supported
 from softstair.deploy.nodes import ExportError, Shape
 from softstair.deploy.values import IntegerFeatures, PendingSum, Value
 from softstair.nn import StairActivation, StairLayer
@@ -303,14 +304,6 @@ def _needed(order: Sequence[fx.Node], steps: Sequence[GraphStep]) -> set[fx.Node
         if node.op == "output" or any(user in needed for x in results for user in x.users):
             needed.add(node)
     return needed
-
-
-def check_finite(name: str, module: nn.Module) -> None:
-    """Raise ExportError for a parameter or a buffer that has NaN or infinity."""
-    for key, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if not bool(tensor.isfinite().all()):
-            reason = f"its {key} has NaN or infinity, so training diverged"
-            raise ExportError.of(name, reason, "Train again with a lower learning rate")
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:

@@ -73,6 +73,21 @@ class Input(Node):
         row = torch.arange(len(self.table), device=x[0].device)
         return self.table[row.reshape(-1, *[1] * (x[0].dim() - 2)), x[0].long()].int()
 
+    def check(self, x: Any, name: str = "x") -> None:
+        """Raise SoftstairError if the type or the shape of ``x`` is not the input's."""
+        is_right = isinstance(x, Tensor) and x.dtype == getattr(torch, self.dtype)
+        if not is_right or tuple(x.shape[1:]) != self.shape:
+            given = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x)
+            allowed = f"{self.dtype} of shape (N, {', '.join(map(str, self.shape))})"
+            raise SoftstairError(f"{name} must be {allowed}, but {given} was given.", field=name)
+
+    def random(self, count: int) -> Tensor:
+        """Return random integers that the device may read, always the same."""
+        dtype = getattr(torch, self.dtype)
+        ends, draw = torch.iinfo(dtype), torch.Generator().manual_seed(0)
+        size = (count, *self.shape)
+        return torch.randint(ends.min, ends.max + 1, size, generator=draw, dtype=dtype)
+
 
 @dataclass(frozen=True, eq=False)
 class Sum(Node):

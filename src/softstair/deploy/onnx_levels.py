@@ -29,6 +29,7 @@ from softstair.deploy import nodes
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import EXACT_PRODUCT, INT32_LIMIT, ExportError, Requantise, Steps
 from softstair.deploy.onnx_graph import FLOAT32_EXACT, Array, OnnxGraph, StoredTensor, storage
+from softstair.deploy.thresholds import search
 
 Stair = Steps | Requantise
 Integers = npt.NDArray[np.int64]
@@ -69,21 +70,9 @@ def thresholds(node: Requantise, low: Tensor, high: Tensor) -> tuple[Tensor, Ten
 
     x is from ``low`` to ``high``, (C,) each.
     """
-    sign = torch.where(node.factor.sign() * node.multiplier.sign() < 0, -1, 1)
-    levels = torch.arange(node.low + 1, node.high + 1)
-    below = torch.where(sign > 0, low, -high)[:, None].repeat(1, len(levels))
-    above = (torch.where(sign > 0, high, -low)[:, None] + 1).repeat(1, len(levels))
-    while bool((below < above).any()):
-        middle = (below + above) >> 1
-        reached = _levels(node, middle * sign[:, None]) >= levels
-        above = torch.where(reached, middle, above)
-        below = torch.where(reached, below, (middle + 1).minimum(above))
-    return sign, below
-
-
-def _levels(node: Requantise, x: Tensor) -> Tensor:
-    """Return the levels of inputs (C, numbers)."""
-    return replace(node, axis=1).run(x[None])[0]
+    index = lambda x: replace(node, axis=1).run(x) - node.low
+    table, decreasing = search(index, low, high, node.high - node.low + 1)
+    return torch.where(decreasing, -1, 1), table
 
 
 def requantisation_line(node: Requantise, low: Tensor, high: Tensor) -> Line | None:
@@ -98,7 +87,8 @@ def requantisation_line(node: Requantise, low: Tensor, high: Tensor) -> Line | N
     x = x.maximum(low[:, None]).minimum(high[:, None])
     scale = np.ldexp(node.multiplier.double().numpy(), -node.shift.numpy()).astype(np.float32)
     y = (x * factor[:, None] + bias[:, None]).float() * torch.from_numpy(scale)[:, None]
-    if bool((y.round().clamp(node.low, node.high) != _levels(node, x)).any()):
+    levels = replace(node, axis=1).run(x[None])[0]
+    if bool((y.round().clamp(node.low, node.high) != levels).any()):
         return None
     return Line(factor.numpy(), bias.numpy(), scale.astype(np.float64), 0)
 

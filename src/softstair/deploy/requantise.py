@@ -41,6 +41,18 @@ class Line:
     low: float = -torch.inf
     high: float = torch.inf
 
+    @classmethod
+    def of(cls, slope: Tensor) -> "Line":
+        """Return slope·x."""
+        return cls(slope, torch.zeros_like(slope))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what a line that is not clamped has for x, (N, C, …), in float32."""
+        slope, offset = (
+            values.reshape(-1, *[1] * (x.dim() - 2)) for values in (self.slope, self.offset)
+        )
+        return (x.double() * slope + offset).float()
+
     def then(self, slope: Tensor, offset: Tensor) -> "Line | None":
         """Return slope·line + offset, or None if the line is clamped."""
         if self.is_clamped:

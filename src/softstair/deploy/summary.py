@@ -21,11 +21,12 @@ from softstair.convert.conversion import (
     traces_of,
 )
 from softstair.convert.ops import operator_of
-from softstair.deploy.builder import Choices, NodeBuilder, check_monotone
+from softstair.deploy.builder import Choices, NodeBuilder
 from softstair.deploy.c.program import MemoryPlan, memory_plan
 from softstair.deploy.freezing import Source, input_scale
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.lowering import GraphConversion, StaticValue, shape_of
+from softstair.deploy.modules import check_monotone
 from softstair.deploy.nodes import ExportError, Sum, bits
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.stair import Stair

@@ -6,7 +6,6 @@ the sum, however it rounds. So the sums that reach level k are all integers from
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,18 +15,13 @@ from softstair.stair import Stair
 LevelIndex = Callable[[Tensor], Tensor]
 """Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
 Function = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class LevelThresholds:
-    """The thresholds of every channel: index = Σₖ [s ≥ tₖ], or Σₖ [−s ≥ tₖ] where decreasing."""
-
-    thresholds: Tensor  # (C, K − 1) int64
-    decreasing: Tensor  # (C,) bool
+Thresholds = tuple[Tensor, Tensor]
+"""Of every channel, (C, K − 1) int64 and (C,) bool: index = Σₖ [s ≥ tₖ], or Σₖ [−s ≥ tₖ] where the
+second, "decreasing", is true."""
 
 
 @torch.no_grad()
-def search(index: LevelIndex, least: Tensor, greatest: Tensor, levels: int) -> LevelThresholds:
+def search(index: LevelIndex, least: Tensor, greatest: Tensor, levels: int) -> Thresholds:
     """Find the thresholds between the least and the greatest sum of each channel.
 
     A level that every sum reaches has the least sum as its threshold; one that none reaches has the
@@ -48,12 +42,12 @@ def search(index: LevelIndex, least: Tensor, greatest: Tensor, levels: int) -> L
         searching = below < above
         above = torch.where(searching & reaches, middle, above)
         below = torch.where(searching & ~reaches, middle + 1, below)
-    return LevelThresholds(above.t().contiguous(), decreasing)
+    return above.t().contiguous(), decreasing
 
 
 def of_stair(
     stair: Stair, functions: Sequence[Function], least: Tensor, greatest: Tensor, axes: int
-) -> LevelThresholds:
+) -> Thresholds:
     """Find the thresholds of a stair after functions of (N, C) and so many axes of length 1."""
 
     def index(sums: Tensor) -> Tensor:

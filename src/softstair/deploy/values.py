@@ -1,6 +1,6 @@
 """What the conversion knows of a value: integers, or a sum whose stair is still to come."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from softstair.deploy.nodes import MaxPool
 from softstair.deploy.requantise import Line
+from softstair.deploy.thresholds import Function
 from softstair.nn import StairLayer
-
-Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,42 +59,11 @@ class Rescaled:
         return Line(scale, torch.zeros_like(scale) if bias is None else bias.detach().double())
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """Integers in the unit of the float network."""
-
-    unit: float
-    channels: int
-
-    def __call__(self, integers: Tensor) -> Tensor:
-        return (integers.double() * self.unit).float()
-
-    def line(self) -> Line:
-        """Return the same as a line."""
-        slope = torch.full((self.channels,), self.unit, dtype=torch.float64)
-        return Line(slope, torch.zeros_like(slope))
-
-
-@dataclass(frozen=True)
-class Affine:
-    """The line of a last layer."""
-
-    slope: Tensor
-    offset: Tensor
-
-    def __call__(self, sums: Tensor) -> Tensor:
-        return sums * self.slope + self.offset
-
-    def line(self) -> Line:
-        """Return the same as a line."""
-        return Line(self.slope, self.offset)
-
-
 def line_of(functions: Sequence[Function]) -> Line | None:
     """Return the line that functions form, the first of which has one; None if they form none."""
     first, *others = functions
-    assert isinstance(first, Rescaled | Scaled | Affine)
-    return followed(first.line(), others)
+    assert isinstance(first, Rescaled | Line)
+    return followed(first.line() if isinstance(first, Rescaled) else first, others)
 
 
 def followed(line: Line | None, functions: Sequence[Function]) -> Line | None:

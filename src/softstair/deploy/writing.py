@@ -5,9 +5,8 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from softstair import _check
@@ -18,7 +17,6 @@ from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 
 Format = Literal["onnx", "qonnx", "c"]
-FORMATS = ("onnx", "qonnx", "c")
 EXAMPLES = 32
 """Random ones that an export is compared on if none are given."""
 
@@ -101,7 +99,7 @@ def export(
     """
     if not isinstance(frozen, FrozenNetwork):
         raise _check.wrong("frozen", type(frozen), "a network of softstair.freeze")
-    _check.choice("to", to, FORMATS)
+    _check.choice("to", to, get_args(Format))
     fits: Mapping[str, int | None] = {"fit_flash": fit_flash, "fit_ram": fit_ram}
     c.check_options(to, scratch, threads, **fits)
     target, path = target_of(to, cpu, runtime), Path(out)
@@ -109,8 +107,8 @@ def export(
     if to == "c":
         _check_folder(path)
         c.check_fit(frozen, memory, fit_flash, fit_ram, threads)
-    examples = random_input(frozen) if x is None else x
-    frozen.check_input(examples)
+    examples = frozen.input.random(EXAMPLES) if x is None else x
+    frozen.input.check(examples)
     comparison = None
     if check and to != "qonnx":
         with tempfile.TemporaryDirectory() as work:
@@ -124,14 +122,6 @@ def export(
         warnings.warn(plan.warning, stacklevel=2)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
     return Exported(path, tuple(files), comparison, plan)
-
-
-def random_input(frozen: FrozenNetwork, count: int = EXAMPLES) -> Tensor:
-    """Return random integers of the type of a network's input."""
-    dtype = getattr(torch, frozen.input.dtype)
-    ends, draw = torch.iinfo(dtype), torch.Generator().manual_seed(0)
-    size = (count, *frozen.input.shape)
-    return torch.randint(ends.min, ends.max + 1, size, generator=draw, dtype=dtype)
 
 
 def _write(

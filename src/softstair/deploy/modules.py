@@ -1,0 +1,79 @@
+"""What is read of float modules: the windows of convolutions and poolings, and what has no node."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from softstair.deploy.nodes import ExportError, Shape
+
+ADVICE = {
+    "amax": "Use nn.AdaptiveMaxPool2d(1) instead",
+    "getitem": "To drop axes of length 1, use x.flatten(1)",
+    "mean": "Use x.mean([2, 3]) instead",
+    "pad": "Use nn.ZeroPad2d instead",
+}
+"""What to do about functions that are not exported."""
+
+
+def not_supported(name: str, kind: str, function: str = "") -> ExportError:
+    """Return the error for an operation, or a use of it, that is not exported."""
+    advice = ADVICE.get(function or kind, "Remove or replace it")
+    return ExportError.of(name, f"{kind} is not supported", advice)
+
+
+def window(size: Any, axes: int) -> Shape:
+    """Return a size along each axis."""
+    return (size,) * axes if isinstance(size, int) else tuple(map(int, size))
+
+
+def zero_padding(name: str, layer: nn.Conv1d | nn.Conv2d) -> Shape:
+    """Return the zeros before and after each axis of a convolution's input."""
+    # Last axis first, before and after.
+    padding = layer._reversed_padding_repeated_twice[::-1]
+    if layer.padding_mode != "zeros" or padding[::2] != padding[1::2]:
+        reason = f"it pads with {layer.padding_mode!r} ({layer.padding!r})"
+        raise ExportError.of(name, reason, "Pad by as many zeros on both sides")
+    return tuple(padding[::2])
+
+
+def pooling_windows(name: str, module: Any, axes: int, shape: Shape) -> tuple[Shape, Shape, Shape]:
+    """Return the kernel, stride and padding of a pooling over features of that shape."""
+    if len(shape) not in (axes + 1, 2):  # for PyTorch, (H, W) is one image per channel
+        raise ExportError.of(name, f"it pools features of shape {shape}", "Give it (C, H, W)")
+    if not hasattr(module, "output_size"):
+        windows = (module.kernel_size, module.stride, module.padding)
+        kernel, stride, padding = (window(size, axes) for size in windows)
+        return kernel, stride, padding
+    sizes, outputs = shape[-axes:], module.output_size
+    outputs = (outputs,) * axes if isinstance(outputs, int) else outputs
+    outputs = [output or size for output, size in zip(outputs, sizes, strict=True)]
+    if any(size % output for size, output in zip(sizes, outputs, strict=True)):
+        reason = f"its windows over {sizes} differ in size"
+        raise ExportError.of(name, reason, "Choose an output size that divides it")
+    kernel = tuple(size // output for size, output in zip(sizes, outputs, strict=True))
+    return kernel, kernel, (0,) * axes
+
+
+def check_finite(name: str, module: nn.Module) -> None:
+    """Raise ExportError for a parameter or a buffer that has NaN or infinity."""
+    for key, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not bool(tensor.isfinite().all()):
+            reason = f"its {key} has NaN or infinity, so training diverged"
+            raise ExportError.of(name, reason, "Train again with a lower learning rate")
+
+
+def check_monotone(name: str, function: nn.Module) -> None:
+    """Raise ExportError if an activation that is kept before a stair decreases somewhere."""
+    if not never_decreases(function):
+        reason = f"it keeps {type(function).__name__}, which decreases somewhere"
+        advice = 'Use ReLU or Tanh, or a stair in its place: quantise(…, activation="replace")'
+        raise ExportError.of(name, reason, advice)
+
+
+@torch.no_grad()
+def never_decreases(activation: nn.Module) -> bool:
+    """Return whether an activation never decreases, in any channel."""
+    channels = sum(parameter.numel() for parameter in activation.parameters())
+    x = torch.linspace(-64, 64, 2**14)[:, None].expand(-1, max(channels, 1))
+    return not bool((activation.eval()(x).diff(dim=0) < 0).any())
