@@ -1,5 +1,7 @@
 """``softstair export``: a trained network as ONNX, as QONNX, or as C."""
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -7,10 +9,9 @@ from typing import Literal
 from softstair.cli._args import argument, flag
 from softstair.cli._output import print_line, print_table
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import Rounding
+from softstair.deploy.nodes import Rounding, Sum, bits
 from softstair.deploy.onnx_levels import Stair
 from softstair.deploy.qlinear_conv import quantised_convs
-from softstair.deploy.summary import costs
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 from softstair.deploy.writing import EXAMPLES, Exported, export
 from softstair.train.trained import frozen_network
@@ -117,13 +118,19 @@ def _show_input(frozen: FrozenNetwork) -> None:
 
 def _show_costs(frozen: FrozenNetwork) -> None:
     """Print weights, products and the range of the sums of every layer."""
-    layers, rows = costs(frozen), []
-    for layer in layers:
-        counts = (layer.weights, layer.weight_bits, layer.bytes, layer.products)
-        sums = (layer.low, layer.high, layer.sum_bits)
-        rows.append((layer.name, *(f"{number:,}" for number in (*counts, *sums))))
-    sum_of = lambda name: f"{sum(getattr(layer, name) for layer in layers):,}"
-    total = ("all", sum_of("weights"), "", sum_of("bytes"), sum_of("products"), "", "", "")
+    rows, totals = [], Counter[str]()
+    for node in frozen.nodes:
+        if isinstance(node, Sum):
+            weights, values = node.weight.numel(), len(node.weight.unique())
+            width = max(1, (values - 1).bit_length())
+            products = weights * math.prod(frozen.sizes[node.name]) // len(node.weight)
+            counts = {"weights": weights, "bytes": -(-weights * width // 8), "products": products}
+            totals.update(counts)
+            numbers = (weights, width, counts["bytes"], products, node.low, node.high)
+            cells = (f"{number:,}" for number in (*numbers, bits(node.low, node.high)))
+            rows.append((node.name, *cells))
+    sums = [f"{totals[name]:,}" for name in ("weights", "bytes", "products")]
+    total = ("all", sums[0], "", *sums[1:], "", "", "")
     names = ("weights", "bits", "bytes", "products", "least", "greatest", "bits")
     title = "weights, products, and the range of the sums"
     print_table(title, ("layer",), names, rows, total=total)

@@ -5,18 +5,15 @@ from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.measuring import FreezeReport
 from softstair.deploy.nodes import ExportError
-from softstair.deploy.summary import Cost, costs
 from softstair.deploy.writing import Exported, export
 
 __all__ = [
     "Comparison",
-    "Cost",
     "ExportError",
     "Exported",
     "FreezeReport",
     "FrozenNetwork",
     "c",
-    "costs",
     "export",
     "onnx",
     "qonnx",

@@ -20,8 +20,9 @@ from softstair.deploy.measuring import (
     CHUNK,
     FreezeReport,
     LayerReport,
-    Outputs,
     after_last_sum,
+    difference,
+    last_sum,
     levels_of,
 )
 from softstair.deploy.nodes import ExportError, Input, Rounding
@@ -172,17 +173,12 @@ class Source:
         self.has_float_layer = False
         _check_own_code(self.net, self.graph)
 
-    def random(self) -> Tensor:
-        """Return a few integers that the device may receive."""
-        ends, draw = torch.iinfo(self.dtype), torch.Generator().manual_seed(0)
-        size = (PROBED, *self.shape)
-        return torch.randint(ends.min, ends.max + 1, size, generator=draw, dtype=self.dtype)
-
     def check_graph(self, examples: Tensor | None) -> None:
         """Run the graph, and raise ExportError if it is not what the network computes."""
-        given = [self.random()]
+        entry = self.entry(Choices())
+        given = [entry.random(PROBED)]
         if examples is not None:
-            FrozenNetwork([self.entry(Choices())], {"input": self.shape}).check_input(examples)
+            entry.check(examples, "examples")
             if not len(examples):
                 raise _check.invalid("examples", "must hold at least one example")
             given.insert(0, examples[:CHUNK])
@@ -222,33 +218,33 @@ class Source:
         """Return what differs between ``eval()`` and a frozen network on examples."""
         facts: dict[str, Any] = {}
         if self.has_float_layer:
-            facts["last_bits"] = 8 * _last_weight(frozen).element_size()
+            facts["last_bits"] = 8 * frozen.nodes[last_sum(frozen)].tensors["weight"].element_size()
         if frozen.input.table is not None:
             facts["input_bits"] = 8 * frozen.input.table.element_size()
         if examples is None:
             return FreezeReport(**facts)
         rows = {name: LayerReport(name) for name in frozen.stairs}
-        outputs, is_class = Outputs(), frozen.outputs == "classes"
+        is_class, last = frozen.outputs == "classes", frozen.last
+        trained: list[Tensor] = []
+        actual: list[Tensor] = []
+        exact: list[Tensor] = []
         for x in examples.split(CHUNK):
             expected = levels_of(self.module, frozen.stairs, self.scale.to_float(x))
             results = frozen.features(x)
             for name, row in rows.items():
                 rows[name] = row.with_levels(expected[name], results[name])
-            known = expected[""].reshape(len(x), *frozen.sizes[frozen.last.name])
-            outputs.expected.append(known.argmax(frozen.last.axis) if is_class else known.double())
-            scores = {"actual": results[frozen.last.name]}
+            known = expected[""].reshape(len(x), *frozen.sizes[last.name])
+            trained.append(known.argmax(last.axis) if is_class else known.double())
+            actual.append(frozen.answers(results[last.name]))
             if finer is not None:
-                scores["finer"] = after_last_sum(finer, results)
-            for name, own in scores.items():
-                last = (finer if name == "finer" and finer else frozen).last
-                getattr(outputs, name).append(last.classes(own) if is_class else last.values(own))
-        distance = outputs.difference("actual", "expected", is_class)
+                exact.append(finer.answers(after_last_sum(finer, results)))
+        distance = difference(actual, trained, is_class)
         if is_class:
-            facts["changed"] = round(distance * torch.cat(outputs.actual).numel())
+            facts["changed"] = round(distance * sum(answer.numel() for answer in actual))
         else:
             facts["error"] = distance
         if finer is not None:
-            facts["changed_by_last"] = outputs.difference("actual", "finer", is_class)
+            facts["changed_by_last"] = difference(actual, exact, is_class)
         return FreezeReport(tuple(rows.values()), len(examples), **facts)
 
     def distance(self, frozen: FrozenNetwork, examples: Tensor) -> float:
@@ -261,11 +257,6 @@ def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor):
         return bool(a == b)
     return a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
-
-
-def _last_weight(frozen: FrozenNetwork) -> Tensor:
-    weights = [node.tensors["weight"] for node in frozen.nodes if "weight" in node.tensors]
-    return weights[-1]
 
 
 def _check_own_code(net: nn.Module, graph: fx.Graph) -> None:
@@ -281,17 +272,15 @@ def _check_own_code(net: nn.Module, graph: fx.Graph) -> None:
             raise ExportError.of(name or "the network", reason, "Remove it first")
 
 
-def _is_empty(values: Any) -> bool:
-    return isinstance(values, tuple | list) and not values
-
-
-def _are_numbers(values: Any, count: int) -> bool:
-    """Return whether values are so many finite numbers."""
+def _numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
+    """Return so many finite numbers, or raise SoftstairError."""
     try:
-        numbers = [float(value) for value in values]
+        numbers = tuple(map(float, values))
     except (TypeError, ValueError):
-        return False
-    return len(numbers) == count and all(map(math.isfinite, numbers))
+        numbers = ()
+    if len(numbers) != count or not all(map(math.isfinite, numbers)):
+        raise _check.wrong(name, values, f"a number for each of {count} channels")
+    return numbers
 
 
 def input_scale(
@@ -307,15 +296,13 @@ def input_scale(
         raise _check.wrong("dtype", dtype, "torch.uint8, torch.int8 or torch.int16")
     if not isinstance(shape, Sequence) or not all(type(n) is int and n > 0 for n in shape):
         raise _check.wrong("shape", shape, "the shape of one input, such as (3, 32, 32)")
-    if not (_is_empty(mean) and _is_empty(std)):
-        for name, values in (("mean", mean), ("std", std)):
-            if not _are_numbers(values, shape[0]):
-                raise _check.wrong(name, values, f"a number for each of {shape[0]} channels")
+    if any(not isinstance(values, Sequence) or values for values in (mean, std)):
+        mean, std = _numbers("mean", mean, shape[0]), _numbers("std", std, shape[0])
         if min(std) <= 0:
-            raise _check.wrong("std", tuple(std), "positive numbers")
+            raise _check.wrong("std", std, "positive numbers")
         if dtype != torch.uint8 or zero or scale != 1.0:
             raise _check.invalid("mean", "is for bytes, without `zero` and `scale`")
-        return InputScale(mean=tuple(map(float, mean)), std=tuple(map(float, std)))
+        return InputScale(mean=mean, std=std)
     ends = torch.iinfo(dtype)
     if isinstance(zero, bool) or not isinstance(zero, int) or not ends.min <= zero <= ends.max:
         allowed = f"an integer from {ends.min} to {ends.max}, so that padding is exact; or give"

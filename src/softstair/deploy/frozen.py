@@ -98,6 +98,11 @@ class FrozenNetwork(nn.Module):
         """Return the class of each example, int64."""
         return self.last.classes(self(x))
 
+    def answers(self, scores: Tensor) -> Tensor:
+        """Return what scores stand for: classes, or the values of a network of values."""
+        last = self.last
+        return last.classes(scores) if self.outputs == "classes" else last.values(scores)
+
     def values(self, x: Tensor) -> Tensor:
         """Return the outputs in the unit of the float network, float64."""
         return self.last.values(self(x))

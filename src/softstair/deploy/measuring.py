@@ -1,7 +1,7 @@
 """How a frozen network differs from the float one: levels, classes and values."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -106,27 +106,23 @@ def levels_of(module: nn.Module, names: Iterable[str], x: Tensor) -> dict[str, T
     return results
 
 
-@dataclass
-class Outputs:
-    """What the float network, the frozen one, and one with a finer last layer give."""
+def difference(a: list[Tensor], b: list[Tensor], is_class: bool) -> float:
+    """Return the share of classes that differ, or the distance as a share of b's size."""
+    actual, expected = torch.cat(a), torch.cat(b)
+    if is_class:
+        return float((actual != expected).double().mean())
+    size = (expected - expected.mean(0)).square().mean().sqrt().clamp(min=1e-30)
+    return float((actual - expected).square().mean().sqrt() / size)
 
-    expected: list[Tensor] = field(default_factory=list)
-    actual: list[Tensor] = field(default_factory=list)
-    finer: list[Tensor] = field(default_factory=list)
 
-    def difference(self, first: str, second: str, is_class: bool) -> float:
-        """Return the share of classes that differ, or the distance as a share of the size."""
-        a, b = (torch.cat(getattr(self, name)) for name in (first, second))
-        if is_class:
-            return float((a != b).double().mean())
-        size = (b - b.mean(0)).square().mean().sqrt().clamp(min=1e-30)
-        return float((a - b).square().mean().sqrt() / size)
+def last_sum(frozen: FrozenNetwork) -> int:
+    """Return the number of the last node with weights."""
+    return max(number for number, node in enumerate(frozen.nodes) if isinstance(node, Sum))
 
 
 def after_last_sum(frozen: FrozenNetwork, results: dict[str, Tensor]) -> Tensor:
     """Return the scores for the results of a network that differs in its last layer alone."""
     known = dict(results)
-    number = max(n for n, node in enumerate(frozen.nodes) if isinstance(node, Sum))
-    for node in frozen.nodes[number:]:
+    for node in frozen.nodes[last_sum(frozen) :]:
         known[node.name] = node.run(*[known[name] for name in node.inputs])
     return known[frozen.last.name]

@@ -27,7 +27,7 @@ from softstair.deploy.freezing import Source, input_scale
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.lowering import GraphConversion, StaticValue, shape_of
 from softstair.deploy.modules import check_monotone
-from softstair.deploy.nodes import ExportError, Sum, bits
+from softstair.deploy.nodes import ExportError
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.stair import Stair
 
@@ -244,7 +244,7 @@ class _Trial(GraphConversion):
     def __init__(self, net: nn.Module, *entry: Any) -> None:
         source = Source(net, *entry)
         try:
-            source.probe(source.random()[:1])
+            source.probe(source.entry(Choices()).random(1))
         except ExportError as error:
             raise SoftstairError(str(error), field="shape") from None
         choices = Choices(searched=False)
@@ -300,41 +300,3 @@ class _Trial(GraphConversion):
             elif name in doubts:
                 exports = f"after training perhaps: {doubts[name]}"
             yield _row(modules.get(row.name), row, exports, shape_of(node))
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one layer.
-
-    Attributes:
-        weights: Number of weights.
-        weight_bits: Bits per weight, as few as its values need.
-        products: Multiply-accumulate operations per input.
-        low, high: The least and the greatest sum.
-        sum_bits: Bits of a signed integer that holds both.
-    """
-
-    name: str
-    weights: int
-    weight_bits: int
-    products: int
-    low: int
-    high: int
-    sum_bits: int
-
-    @property
-    def bytes(self) -> int:
-        """Size of the packed weights."""
-        return -(-self.weights * self.weight_bits // 8)
-
-
-def costs(network: FrozenNetwork) -> list[Cost]:
-    """Return the cost of every layer with weights, in order of execution."""
-    rows = []
-    for node in network.nodes:
-        if isinstance(node, Sum):
-            count, ends = node.weight.numel(), (node.low, node.high)
-            products = count * math.prod(network.sizes[node.name]) // len(node.weight)
-            width = max(1, (node.weight.unique().numel() - 1).bit_length())
-            rows.append(Cost(node.name, count, width, products, *ends, bits(*ends)))
-    return rows
