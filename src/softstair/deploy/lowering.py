@@ -70,24 +70,20 @@ class GraphConversion:
             module = self._module(node)
             operator = operator_named(step.function) if module is None else operator_of(module)
             self.operators[node] = operator
-        self.unread = self._unread()
-        """Calls whose results do not reach the output."""
         self.tail = self._calls_at_end(self.order[-1].args[0])
         """The calls between the last layer and the output that do not change the class."""
 
     def run(self) -> str:
         """Convert the graph, and return the name of the node that gives the scores."""
         for node, step in zip(self.order, self.steps, strict=True):
-            if node in self.unread:
-                continue
-            self._check_overwritten(node)
             if node.op == "placeholder":
-                if self.values and node.users:
+                if self.values and node in self.live:
                     raise ExportError(f"net must have one input, but it also reads {node.name!r}.")
                 self.values[node] = None if self.values else self.builder.input
-            elif node.op == "output":
-                return self._scores(node.args[0])
             elif node in self.live:
+                self._check_overwritten(node)
+                if node.op == "output":
+                    return self._scores(node.args[0])
                 written = [self.order[number] for number in step.written]
                 result = self._call(node, step.function)
                 self._write(node, result, written)
@@ -97,16 +93,8 @@ class GraphConversion:
     def _module(self, node: fx.Node) -> Any:
         return self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
 
-    def _unread(self) -> set[fx.Node]:
-        unread: set[fx.Node] = set()
-        for node, step in reversed([*zip(self.order, self.steps, strict=True)]):
-            is_call = node.op.startswith("call_") and not step.written
-            if is_call and unread.issuperset(node.users):
-                unread.add(node)
-        return unread
-
     def _readers(self, node: fx.Node) -> list[fx.Node]:
-        return [reader for reader in node.users if reader not in self.unread]
+        return [reader for reader in node.users if reader in self.live]
 
     def _calls_at_end(self, node: Any) -> list[fx.Node]:
         """Return softmax, dropout and the like before the output, in order of execution."""
