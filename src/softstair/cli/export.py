@@ -9,8 +9,7 @@ from typing import Literal
 from softstair.cli._args import argument, flag
 from softstair.cli._output import print_line, print_table
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import Rounding, Sum, bits
-from softstair.deploy.onnx_levels import Stair
+from softstair.deploy.nodes import Rounding, Stair, Sum, bits
 from softstair.deploy.qlinear_conv import quantised_convs
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 from softstair.deploy.writing import EXAMPLES, Exported, export

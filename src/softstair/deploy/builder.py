@@ -8,24 +8,34 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from softstair.deploy import nodes
-from softstair.deploy.last_layer import integer_weights, scores_of
 from softstair.deploy.modules import (
     check_monotone,
+    has_gaps,
     not_supported,
     pooling_windows,
+    quantum_and_levels,
     window,
     zero_padding,
 )
 from softstair.deploy.node_list import NodeList
-from softstair.deploy.nodes import ExportError, Requantise, Rounding, Shape, Steps, Sum, narrowest
+from softstair.deploy.nodes import ExportError, Requantise, Rounding, Shape, Steps, Sum, narrow
 from softstair.deploy.requantise import Line, requantise
 from softstair.deploy.thresholds import Function, of_stair
-from softstair.deploy.values import IntegerFeatures, PendingSum, Rescaled, Value, followed, line_of
+from softstair.deploy.values import (
+    IntegerFeatures,
+    PendingSum,
+    Rescaled,
+    Value,
+    byte_range,
+    followed,
+    integer_weights,
+    line_of,
+    scores_of,
+)
 from softstair.nn import StairActivation, StairLayer
 from softstair.stair import Stair
 
@@ -108,7 +118,7 @@ class NodeBuilder(NodeList):
             windows |= {"padding": zero_padding(name, layer)}
         elif not isinstance(layer, nn.Linear):
             raise not_supported(name, type(layer).__name__)
-        node = Sum(name, (x.node,), 0, 0, _narrow(weight), **windows)
+        node = Sum(name, (x.node,), 0, 0, narrow(weight), **windows)
         least, greatest = node.bounds(x.low, x.high)
         self.add_node(replace(node, low=int(least.min()), high=int(greatest.max())))
         self._sums.add(name)
@@ -127,7 +137,7 @@ class NodeBuilder(NodeList):
         if x.source in self._read:
             raise ExportError.of(name, f"another stair reads {x.source!r} too", "Use one stair")
         self._read |= {x.source} & self._sums
-        quantum, levels = _numbers(stair)
+        quantum, levels = quantum_and_levels(stair)
         low, high = levels[0], levels[-1]
         if high - low >= MAX_VALUES:
             reason = f"its levels are from {low:,} to {high:,} quanta"
@@ -141,24 +151,24 @@ class NodeBuilder(NodeList):
 
     def unknown_stair(self, name: str, stair: Stair, shape: Shape) -> IntegerFeatures:
         """Return the features of a stair whose input has no integer form."""
-        quantum, levels = _numbers(stair)
+        quantum, levels = quantum_and_levels(stair)
         self.add_node(nodes.Input(name, (), levels[0], levels[-1], shape, quantum))
         return IntegerFeatures(name, quantum, levels[0], levels[-1])
 
     def _levels(self, name: str, stair: Stair, x: PendingSum) -> None:
         """Add the node that gives the levels of a stair."""
         line = line_of(x.before)
-        if x.shortcut is None and (len(stair) - 1 <= MAX_STEPS or line is None or _gaps(stair)):
+        if x.shortcut is None and (len(stair) - 1 <= MAX_STEPS or line is None or has_gaps(stair)):
             self._steps(name, stair, x)
             return
         if line is None or (x.shortcut is not None and line.is_clamped):
             reason = "its input is added to a shortcut, and is no line of a sum"
             raise ExportError.of(name, reason, "Quantise it before the addition")
         total = followed(line, x.after)
-        if total is None or _gaps(stair):
+        if total is None or has_gaps(stair):
             self._steps(name, stair, self._total(f"{name}.total", stair, x, line))
             return
-        quantum, levels = _numbers(stair)
+        quantum, levels = quantum_and_levels(stair)
         total = total.in_levels(quantum, stair.thresholds[0], levels[0])
         ends = (end + 0.5 for end in (total.low, total.high))
         low, high = (math.floor(min(max(end, levels[0]), levels[-1])) for end in ends)
@@ -172,7 +182,7 @@ class NodeBuilder(NodeList):
 
     def _steps(self, name: str, stair: Stair, x: PendingSum) -> None:
         """Add the thresholds of a stair."""
-        (_, levels), axis = _numbers(stair), self.channel_axis(x.source)
+        (_, levels), axis = quantum_and_levels(stair), self.channel_axis(x.source)
         if self.choices.searched:
             table, decreasing = of_stair(stair, x.before, x.least, x.greatest, x.axes)
             self._negate(x, decreasing)
@@ -258,7 +268,7 @@ class NodeBuilder(NodeList):
         least = torch.where(channels, -x.greatest, x.least)
         greatest = torch.where(channels, -x.least, x.greatest)
         ends: Any = {"low": int(least.min()), "high": int(greatest.max())}
-        self.nodes[x.source] = replace(source, weight=_narrow(source.weight * sign), **ends)
+        self.nodes[x.source] = replace(source, weight=narrow(source.weight * sign), **ends)
 
     def apply(self, name: str, x: Value, function: Function) -> PendingSum:
         """Apply a normalisation or an activation that is kept."""
@@ -298,7 +308,7 @@ class NodeBuilder(NodeList):
         """Add two features, or a shortcut to a sum."""
         if isinstance(a, IntegerFeatures) and isinstance(b, IntegerFeatures):
             if a.unit == b.unit:
-                return self._add_features(name, a, b)
+                return self.add_features(name, a, b)
             a = self._pending(a)
         if isinstance(a, PendingSum) and isinstance(b, PendingSum):
             if not self._is_features(a) and not self._is_features(b):
@@ -315,12 +325,6 @@ class NodeBuilder(NodeList):
             pending = self._pending(self.integers(name, pending))
         shape = torch.broadcast_shapes(self.shape(pending), self.shape(shortcut))
         return replace(pending, shortcut=self.expand(f"{name}.shortcut", shortcut, shape))
-
-    def _add_features(self, name: str, a: IntegerFeatures, b: IntegerFeatures) -> IntegerFeatures:
-        shape = torch.broadcast_shapes(self.shape(a), self.shape(b))
-        a, b = self.expand(f"{name}.left", a, shape), self.expand(f"{name}.right", b, shape)
-        node = self.add_node(nodes.Add(name, (a.node, b.node), a.low + b.low, a.high + b.high))
-        return IntegerFeatures(node.name, a.unit, node.low, node.high)
 
     def _is_features(self, x: PendingSum) -> bool:
         """Return whether a value is a sum of features, which a byte can stand for."""
@@ -392,30 +396,3 @@ class NodeBuilder(NodeList):
             raise ExportError.of(x.source, "a stair reads it", "Give the stair its own weights")
         self._read |= {x.source} & self._sums
         return self.add_node(scores_of(x, line, self.channel_axis(x.source))).name
-
-
-def byte_range(low: float, high: float) -> tuple[float, int, int]:
-    """Return a unit, and the least and the greatest of the integers of 8 bits for a range."""
-    if low >= 0:
-        return max(high, 1e-30) / 255, 0, 255
-    return max(-low / 128, high / 127), -128, 127
-
-
-def _narrow(weight: Tensor) -> Tensor:
-    """Return weights in the fewest bits that hold them."""
-    return torch.from_numpy(narrowest(weight.long().numpy()))
-
-
-def _numbers(stair: Stair) -> tuple[float, tuple[int, ...]]:
-    """Return the quantum of a stair that has one, and the levels in it."""
-    assert isinstance(stair.quantum, float)
-    assert stair.integers is not None
-    return stair.quantum, stair.integers
-
-
-def _gaps(stair: Stair) -> bool:
-    """Return whether a stair is other than equal steps, one level each."""
-    levels, quantum = np.array(stair.integers), stair.quantum
-    steps = np.diff(np.array(stair.thresholds))
-    even = bool(np.allclose(steps, quantum, rtol=1e-6, atol=0))
-    return not even or not bool((np.diff(levels) == 1).all())

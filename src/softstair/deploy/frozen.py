@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +163,9 @@ class FrozenNetwork(nn.Module):
         """Return what a file holds: facts for JSON, and arrays."""
         rows, tensors = [], {}
         for node in self.nodes:
-            own = {field.name: getattr(node, field.name) for field in fields(node)}
+            rows.append({"kind": type(node).__name__, **node.plain})
             for name, tensor in node.tensors.items():
                 tensors[f"{node.name}:{name}"] = tensor.detach().cpu().contiguous().numpy()
-            plain = {name: value for name, value in own.items() if name not in node.tensors}
-            rows.append({"kind": type(node).__name__, **plain})
         names = ("sizes", "stairs", "classes", "outputs")
         about = {name: getattr(self, name) for name in names}
         facts = {"frozen": FORMAT, "version": __version__, "nodes": rows, **about}
@@ -210,12 +208,11 @@ def _node(row: dict[str, Any], tensors: Mapping[str, np.ndarray[Any, Any]]) -> N
     own: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
     }
-    kind, name = KINDS[own.pop("kind")], f"{own['name']}:"
     for key, array in tensors.items():
-        node, _, field = key.rpartition(":")
-        if f"{node}:" == name:
+        name, _, field = key.rpartition(":")
+        if name == own["name"]:
             own[field] = torch.from_numpy(array)
-    return kind(**own)
+    return KINDS[own.pop("kind")](**own)
 
 
 def _digest(about: Mapping[str, Any], tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:

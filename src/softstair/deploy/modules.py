@@ -1,11 +1,13 @@
-"""What is read of float modules: the windows of convolutions and poolings, and what has no node."""
+"""What is read of float modules and stairs, and whether it has an integer form."""
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from softstair.deploy.nodes import ExportError, Shape
+from softstair.stair import Stair
 
 ADVICE = {
     "amax": "Use nn.AdaptiveMaxPool2d(1) instead",
@@ -77,3 +79,18 @@ def never_decreases(activation: nn.Module) -> bool:
     channels = sum(parameter.numel() for parameter in activation.parameters())
     x = torch.linspace(-64, 64, 2**14)[:, None].expand(-1, max(channels, 1))
     return not bool((activation.eval()(x).diff(dim=0) < 0).any())
+
+
+def quantum_and_levels(stair: Stair) -> tuple[float, tuple[int, ...]]:
+    """Return the quantum of a stair that has one, and the levels in it."""
+    assert isinstance(stair.quantum, float)
+    assert stair.integers is not None
+    return stair.quantum, stair.integers
+
+
+def has_gaps(stair: Stair) -> bool:
+    """Return whether a stair is other than equal steps, one level each."""
+    levels, quantum = np.array(stair.integers), stair.quantum
+    steps = np.diff(np.array(stair.thresholds))
+    even = bool(np.allclose(steps, quantum, rtol=1e-6, atol=0))
+    return not even or not bool((np.diff(levels) == 1).all())

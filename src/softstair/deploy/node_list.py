@@ -76,6 +76,13 @@ class NodeList:
         node = self.add_node(nodes.Expand(name, (x.node,), x.low, x.high, shape))
         return replace(x, node=node.name)
 
+    def add_features(self, name: str, a: IntegerFeatures, b: IntegerFeatures) -> IntegerFeatures:
+        """Add the sum of two features of one unit."""
+        shape = torch.broadcast_shapes(self.sizes[a.node], self.sizes[b.node])
+        a, b = self.expand(f"{name}.left", a, shape), self.expand(f"{name}.right", b, shape)
+        node = self.add_node(nodes.Add(name, (a.node, b.node), a.low + b.low, a.high + b.high))
+        return IntegerFeatures(node.name, a.unit, node.low, node.high)
+
     def join(self, name: str, parts: list[IntegerFeatures], axis: int) -> IntegerFeatures:
         """Add features of one unit side by side."""
         low, high = min(x.low for x in parts), max(x.high for x in parts)

@@ -7,7 +7,7 @@ vector has its channels last. Windows have one or two axes, as the tensors.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -50,8 +50,12 @@ class Node(ABC):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Its weights, thresholds and the like, by the names of their fields."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in own.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Its other fields."""
+        return {name: value for name, value in vars(self).items() if not isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +163,16 @@ class Requantise(Node):
         row = lambda t: t.reshape(-1, *[1] * (x[0].dim() - 1 - self.axis)).long()
         value, shift = x[0].long() * row(self.factor) + row(self.bias), row(self.shift)
         if self.rounding == "double":
-            return (
-                doubly_rounded(value, row(self.multiplier), shift).clamp(self.low, self.high).int()
-            )
-        total = value * row(self.multiplier)
-        if self.beside is not None:
-            total = total + x[1].long() * row(self.beside)
-        half = (1 << shift) >> 1
-        return ((total + half) >> shift).clamp(self.low, self.high).int()
+            level = doubly_rounded(value, row(self.multiplier), shift)
+        else:
+            total = value * row(self.multiplier)
+            if self.beside is not None:
+                total = total + x[1].long() * row(self.beside)
+            level = (total + ((1 << shift) >> 1)) >> shift
+        return level.clamp(self.low, self.high).int()
+
+
+Stair = Steps | Requantise
 
 
 def doubly_rounded(value: Tensor, multiplier: Tensor, shift: Tensor) -> Tensor:
@@ -293,6 +299,11 @@ def narrowest(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger]:
     """Return integers in the fewest of 8, 16, 32 or 64 bits that hold them."""
     reach = max(-int(values.min(initial=0)), int(values.max(initial=0)) + 1)
     return values.astype(np.min_scalar_type(-reach))
+
+
+def narrow(weight: Tensor) -> Tensor:
+    """Return whole weights in the fewest bits that hold them."""
+    return torch.from_numpy(narrowest(weight.long().numpy()))
 
 
 def largest_sum(weight: npt.NDArray[Any], low: int, high: int) -> int:

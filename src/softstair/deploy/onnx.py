@@ -182,9 +182,8 @@ def _weighted_sum(
     x_bytes, span = zero_point(low, high) is not None, max(weight.max(), 0) - min(weight.min(), 0)
     result = lambda name: StoredTensor(name, node.low, node.high)
     if x_bytes and span <= 255 and (high - low) * span * weight[0].size < INT32_LIMIT:
-        kind = "MatMulInteger" if linear else "ConvInteger"
         stored = x[0].as_type(graph, "UINT8")
-        return result(_sum_of_bytes(graph, kind, stored.name, stored.zero, weight, attributes))
+        return result(_sum_of_bytes(graph, stored.name, stored.zero, weight, attributes))
     integers = x[0].as_type(graph, "INT32").name
     if largest < onnx_graph.FLOAT32_EXACT:
         inputs = [graph.cast(integers, "FLOAT")]
@@ -201,7 +200,6 @@ def _weighted_sum(
 
 def _sum_of_bytes(
     graph: OnnxGraph,
-    kind: str,
     x: str,
     x_zero: int,
     weight: Array,
@@ -209,10 +207,11 @@ def _sum_of_bytes(
     hint: str = "",
 ) -> str:
     """Add the sums of bytes of which ``x_zero`` stands for 0, in int32."""
-    zero = -min(int(weight.min()), 0)
-    weight_bytes = ((weight.T if kind == "MatMulInteger" else weight) + zero).astype(np.uint8)
+    zero, linear = -min(int(weight.min()), 0), weight.ndim == 2
+    weight_bytes = ((weight.T if linear else weight) + zero).astype(np.uint8)
     zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x_zero, zero)]
     inputs = [x, onnx_graph.packed_weights(graph, weight_bytes), *zeros]
+    kind = "MatMulInteger" if linear else "ConvInteger"
     return graph.apply(kind, inputs, hint, **attributes)
 
 
@@ -242,7 +241,7 @@ def _sum_of_digits(
         for w_place in range(0, int(np.abs(weight).max()).bit_length(), 7):
             w_digit = np.sign(weight) * (np.abs(weight) >> w_place & 127)
             zero = -low >> place & 255
-            part = _sum_of_bytes(graph, "ConvInteger", digit, zero, w_digit, attributes, "part")
+            part = _sum_of_bytes(graph, digit, zero, w_digit, attributes, "part")
             factor = ("Mul", np.int64(2 ** (place + w_place)))
             part = graph.line(graph.cast(part, "INT64", "part"), factor, hint="placed")
             total = graph.apply("Add", [total, part], "sums") if total else part

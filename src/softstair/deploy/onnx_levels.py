@@ -27,11 +27,17 @@ from torch import Tensor
 
 from softstair.deploy import nodes
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import EXACT_PRODUCT, INT32_LIMIT, ExportError, Requantise, Steps
+from softstair.deploy.nodes import (
+    EXACT_PRODUCT,
+    INT32_LIMIT,
+    ExportError,
+    Requantise,
+    Stair,
+    Steps,
+)
 from softstair.deploy.onnx_graph import FLOAT32_EXACT, Array, OnnxGraph, StoredTensor, storage
 from softstair.deploy.thresholds import search
 
-Stair = Steps | Requantise
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 MARGIN = 2.0**-19

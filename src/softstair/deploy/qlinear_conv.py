@@ -15,8 +15,9 @@ import numpy as np
 
 from softstair.deploy import nodes, onnx_graph
 from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.nodes import Stair
 from softstair.deploy.onnx_graph import Array, OnnxGraph, StoredTensor, zero_point
-from softstair.deploy.onnx_levels import Integers, Line, Stair, reach, requantisation_line, scales
+from softstair.deploy.onnx_levels import Integers, Line, reach, requantisation_line, scales
 from softstair.deploy.target import HERE, Target
 
 MAX_TRIES = 8  # of different factors

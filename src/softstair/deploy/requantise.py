@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softstair.deploy.nodes import INT32_LIMIT, Requantise, Rounding, doubly_rounded
+from softstair.deploy.nodes import INT32_LIMIT, Requantise, Rounding
 
 FINE = 2.0**-16
 """Levels, at most, that one unit of a bias stands for."""
@@ -225,6 +225,3 @@ def _agreeing(node: Requantise, least: Tensor, greatest: Tensor) -> Tensor:
     product = value.float() * (multiplier.double() * 2.0 ** -shift.double()).float()
     same = exact.clamp(node.low, node.high) == product.round().clamp(node.low, node.high).long()
     return same.all(1)
-
-
-__all__ = ["Line", "doubly_rounded", "requantise"]

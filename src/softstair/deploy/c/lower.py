@@ -18,9 +18,7 @@ from softstair.deploy.c.layout import (
 )
 from softstair.deploy.c.sums import Stored, weighted_sum
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import INT32_LIMIT, ExportError, narrowest
-
-Stair = nodes.Steps | nodes.Requantise
+from softstair.deploy.nodes import INT32_LIMIT, ExportError, Stair, narrowest
 
 
 def lower(network: FrozenNetwork, layout: MemoryLayout, scratch: int) -> list[Operation]:
@@ -76,10 +74,7 @@ class _Lowering:
     def _is_fused(self, node: nodes.Sum) -> bool:
         """Whether a single stair reads the sums, so that they need not be stored."""
         users = self.network.users(node.name)
-        is_first = (
-            users and users[0].inputs[0] == node.name and node.name not in users[0].inputs[1:]
-        )
-        return len(users) == 1 and isinstance(users[0], Stair) and bool(is_first)
+        return len(users) == 1 and isinstance(users[0], Stair) and users[0].inputs[0] == node.name
 
     def _input(self, number: int, node: nodes.Input) -> Operation:
         how, out = "bytes with their channels together", f"&layer_{number}"
