@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from frozen_networks import LEVELS, Builder
-from test_frozen_onnx import (
+from test_onnx import (
     OPENVINO,
     assert_answers_equal,
     assert_equal,

@@ -75,9 +75,8 @@ class FrozenNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores, int32, of a batch of what the device reads."""
-        return self._run(x, last_use={name: node for node in self.nodes for name in node.inputs})[
-            self.last.name
-        ]
+        last_use = {name: node for node in self.nodes for name in node.inputs}
+        return self._run(x, last_use)[self.last.name]
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """Return the result of every node, int32, by its name."""

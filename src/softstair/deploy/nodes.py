@@ -81,7 +81,8 @@ class Input(Node):
         """Raise SoftstairError if the type or the shape of ``x`` is not the input's."""
         is_right = isinstance(x, Tensor) and x.dtype == getattr(torch, self.dtype)
         if not is_right or tuple(x.shape[1:]) != self.shape:
-            given = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x)
+            is_tensor, kind = isinstance(x, Tensor), type(x).__name__
+            given = f"{x.dtype} of shape {tuple(x.shape)}" if is_tensor else kind
             allowed = f"{self.dtype} of shape (N, {', '.join(map(str, self.shape))})"
             raise SoftstairError(f"{name} must be {allowed}, but {given} was given.", field=name)
 
