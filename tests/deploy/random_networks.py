@@ -39,13 +39,14 @@ class RandomBuilder:
     """Adds nodes that read the result of node ``last``, and runs each of them on random bytes."""
 
     def __init__(
-        self, seed: int, shape: tuple[int, ...], zero: int, batch: int = 8, dtype: str = "uint8"
+        self, seed: int, shape: tuple[int, ...], zero: int = 0, batch: int = 8, dtype: str = "uint8"
     ) -> None:
         self.random = np.random.default_rng(seed)
         kind = getattr(torch, dtype)
         ends = (torch.iinfo(kind).min, torch.iinfo(kind).max)
         numbers = self.random.integers(ends[0], ends[1] + 1, (batch, *shape))
         self.bytes = torch.tensor(numbers).to(kind)
+        self.bytes.view(-1)[:2] = torch.tensor(ends)
         self.nodes: dict[str, nodes.Node] = {}
         self.results: dict[str, Tensor] = {}
         self.last = ""
@@ -84,16 +85,16 @@ class RandomBuilder:
             name, torch.tensor(self.random.choice(WEIGHTS[kind], shape)), **options
         )
 
-    def weighted(self, name: str, weight: Tensor, **options: Any) -> str:
+    def weighted(self, name: str, weight: Tensor, source: str = "", **options: Any) -> str:
         """Add a layer with these weights, in the fewest bits that hold them."""
-        source = self.nodes[self.last]
+        source = source or self.last
         weight = torch.from_numpy(nodes.narrowest(weight.numpy()))
         axes = weight.dim() - 2
         if axes > 0:
             windows = {"stride": (1,) * axes, "padding": (0,) * axes, "dilation": (1,) * axes}
             options = {**windows, **options}
-        node = nodes.Sum(name, (self.last,), 0, 0, weight, **options)
-        least, greatest = node.bounds(source.low, source.high)
+        node = nodes.Sum(name, (source,), 0, 0, weight, **options)
+        least, greatest = node.bounds(self.nodes[source].low, self.nodes[source].high)
         assert least.min() >= -(2**31)
         assert greatest.max() < 2**31
         return self.add(replace(node, low=int(least.min()), high=int(greatest.max())))
@@ -209,9 +210,11 @@ class RandomBuilder:
         more = (bias, order * 1e-7, order, shift)
         return self.add(nodes.Scores(name, (self.last,), *ends, *more))
 
-    def network(self, outputs: str = "classes") -> FrozenNetwork:
+    def network(self, outputs: str = "classes", classes: tuple[str, ...] = ()) -> FrozenNetwork:
         sizes = {name: tuple(x.shape[1:]) for name, x in self.results.items()}
-        return FrozenNetwork(tuple(self.nodes.values()), sizes, outputs=outputs)
+        kinds = (nodes.Steps, nodes.Requantise)
+        stairs = tuple(name for name, node in self.nodes.items() if isinstance(node, kinds))
+        return FrozenNetwork(tuple(self.nodes.values()), sizes, stairs, classes, outputs)
 
 
 def random_network(seed: int) -> RandomBuilder:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frozen_networks import LEVELS as STAIRS, RANGES, WEIGHT_BITS, Builder, random_network
+from frozen_networks import RANGES, WEIGHT_BITS, Builder, random_network
+from random_networks import LEVELS as STAIRS
 
 import softstair as ss
 from softstair.deploy import nodes, onnx as export
@@ -99,7 +100,7 @@ def assert_right(
 @pytest.mark.parametrize("seed", range(40))
 def test_random_networks_are_equal_at_every_optimisation_level(seed: int) -> None:
     builder = random_network(seed)
-    network, x = builder.network(), builder.x
+    network, x = builder.network(), builder.bytes
     assert_right(network, x, levels=LEVELS)
     # Outputs in between could keep operators from being fused: the plain file has none.
     plain = export.model(network)
@@ -110,7 +111,6 @@ def test_random_networks_are_equal_at_every_optimisation_level(seed: int) -> Non
 def test_random_networks_have_every_form() -> None:
     """Whatever the seeds above draw: no form goes untested."""
     builders = [random_network(seed) for seed in range(20)]
-    assert sum(builder.sums_on_thresholds for builder in builders) > 0
     drawn = {type(node) for builder in builders for node in builder.nodes.values()}
     assert drawn >= {nodes.Requantise, nodes.Steps, nodes.SumPool, nodes.Add, nodes.MaxPool}
     kinds = {kind for builder in builders for kind in operators(export.model(builder.network()))}
@@ -123,7 +123,7 @@ def test_random_networks_are_equal_under_the_reference_evaluator(seed: int) -> N
     builder = random_network(seed)
     network, x, model = (
         builder.network(),
-        builder.x[:2],
+        builder.bytes[:2],
         export.model(builder.network(), HERE, True),
     )
     assert_equal(network, x, model, run_reference(model, x))
@@ -147,16 +147,16 @@ def test_requantisations_are_equal(ends: tuple[int, int], rounding: nodes.Roundi
     net.flatten("flat")
     net.sum("linear", 5, "ternary")
     net.requantise("linear.stair", rounding=rounding)
-    assert_right(net.head(), net.x)
+    assert_right(net.head(), net.bytes)
 
 
 def halves(count: int) -> tuple[Builder, FrozenNetwork]:
     """Sums of which each is a half, up or down, or next to one: x/2, (2x + 1)/4 and others."""
     net = Builder(0, (1, 16, 32), batch=1)
-    net.x = torch.arange(512).remainder(256).reshape(1, 1, 16, 32).to(torch.uint8)
+    net.bytes = torch.arange(512).remainder(256).reshape(1, 1, 16, 32).to(torch.uint8)
     net.add(net.nodes["input"])
     weight = torch.tensor([1, -1, 2, 3]).repeat(count)[:count].reshape(-1, 1, 1, 1).to(torch.int8)
-    net.add_sum("sum", weight, net.nodes["input"])
+    net.weighted("sum", weight, "input")
     for rounding, shift in (("once", [1, 2, 0, 3]), ("double", [31, 32, 33, 34])):
         shifts = torch.tensor(shift).repeat(count)[:count].int()
         multiplier = torch.full((count,), 1 if rounding == "once" else 2**30).int()
@@ -169,41 +169,43 @@ def halves(count: int) -> tuple[Builder, FrozenNetwork]:
 
 def test_halves_are_rounded_as_the_definition_does() -> None:
     net, network = halves(8)
-    assert_right(network, net.x)
+    assert_right(network, net.bytes)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("table", ["int8", "int16"])
 def test_inputs_are_looked_up(dtype: str, table: str) -> None:
-    net = Builder(0, (3, 8, 8), dtype=dtype, table=table)
+    net = Builder(0, (3, 8, 8), dtype=dtype)
+    net.look_up(table)
     net.sum("sum", 6, "int4", padding=(1, 1))
     net.requantise("stair")
-    model = assert_right(net.head(), net.x)
+    model = assert_right(net.head(), net.bytes)
     assert "table" in properties(model)
-    sound = Builder(0, (2, 12), dtype=dtype, table=table)
+    sound = Builder(0, (2, 12), dtype=dtype)
+    sound.look_up(table)
     sound.layer("first", 3, "int4", (-1, 0, 1))
-    assert_right(sound.head(), sound.x)
+    assert_right(sound.head(), sound.bytes)
 
 
 def test_sums_near_the_ends_of_32_bits_are_equal() -> None:
     for kind, dtype, inputs in (("int8", "int16", 500), ("int12", "uint8", 4000)):
         net = Builder(0, (inputs // 4, 2, 2), dtype=dtype)
         weight = {"int8": (-128, 127), "int12": (-2048, 2047)}[kind]
-        ends = torch.iinfo(net.x.dtype)
+        ends = torch.iinfo(net.bytes.dtype)
         rows = torch.tensor(weight).repeat_interleave(2)[:, None].expand(-1, inputs)
         rows = rows.to(torch.int8 if kind == "int8" else torch.int16).contiguous()
-        net.x[0], net.x[1] = ends.min, ends.max
+        net.bytes[0], net.bytes[1] = ends.min, ends.max
         net.add(net.nodes["input"])
-        net.add_sum("conv", rows.reshape(4, -1, 2, 2), net.nodes["input"])
+        net.weighted("conv", rows.reshape(4, -1, 2, 2), "input")
         assert max(-net.nodes["conv"].low, net.nodes["conv"].high) > 2**30.9
         net.requantise("stair", -128, 127)
         net.flatten("flat")
         net.last = "input"
         net.flatten("flat input")
-        net.add_sum("linear", rows, net.nodes["flat input"])
+        net.weighted("linear", rows, "flat input")
         net.requantise("linear.stair", -128, 127)
         net.add(nodes.Concat("both", ("flat", "linear.stair"), -128, 127, 1))
-        model = assert_right(net.head(), net.x)
+        model = assert_right(net.head(), net.bytes)
         assert len({"ConvInteger", "MatMul"} & {*operators(model)}) == 2
 
 
@@ -219,16 +221,16 @@ def test_the_class_is_that_of_scores_in_64_bits() -> None:
         own = (last.bias, order.double(), rows, last.shift)
         net.add(nodes.Scores("last", ("sum",), last.low, last.high, *own))
         network = net.network()
-        assert len({*network.predict(net.x).tolist()}) > 1
-        model = assert_right(network, net.x)
+        assert len({*network.predict(net.bytes).tolist()}) > 1
+        model = assert_right(network, net.bytes)
         assert (
             "Mul" in {node.op_type for node in model.graph.node if "ranked" in node.name}
         ) is kinds
     # Of equal scores the first is taken.
-    net.x.zero_()
+    net.bytes.zero_()
     net.nodes["last"].bias.zero_()
-    assert network.predict(net.x).tolist() == [0] * 30
-    assert_right(network, net.x)
+    assert network.predict(net.bytes).tolist() == [0] * 30
+    assert_right(network, net.bytes)
 
 
 def test_outputs_that_are_values() -> None:
@@ -236,7 +238,7 @@ def test_outputs_that_are_values() -> None:
     net.layer("first", 3, "ternary", (-1, 0, 1))
     net.head(3)
     network = net.network(outputs="values", classes=("x", "y", "z"))
-    model = assert_right(network, net.x)
+    model = assert_right(network, net.bytes)
     assert {"scores", "values"} <= {output.name for output in model.graph.output}
     assert json.loads(properties(model)["classes"]) == ["x", "y", "z"]
     assert json.loads(properties(model)["scales"]) == network.last.scale.tolist()
@@ -271,7 +273,7 @@ def test_scores_of_positions_and_layers_applied_to_each(tmp_path: Path) -> None:
 
 def test_results_do_not_depend_on_batch_size_or_threads() -> None:
     builder = random_network(3)
-    model, x = export.model(builder.network(), HERE, True), builder.x
+    model, x = export.model(builder.network(), HERE, True), builder.bytes
     together = run(model, x)
     for threads in (1, 2, 5):
         for start, count in ((0, 1), (1, 1), (2, 5)):
@@ -288,7 +290,7 @@ def test_results_do_not_depend_on_batch_size_or_threads() -> None:
 def test_weights_are_stored_in_the_fewest_bits(tmp_path: Path, kind: str, outputs: int) -> None:
     net = Builder(0, (3, 9, 9), zero=7)
     network = net.head(outputs, kind)
-    model = assert_right(network, net.x)
+    model = assert_right(network, net.bytes)
     stored = max(len(constant.raw_data) for constant in model.graph.initializer)
     assert stored == -(-outputs * 243 * WEIGHT_BITS[kind] // 8)
     # ONNX Runtime unpacks them once, when it loads the file.
@@ -301,15 +303,15 @@ def test_products_of_the_largest_bytes_do_not_saturate() -> None:
     """Older x86 processors add pairs of products in 16 bits, which 255·128 twice exceeds."""
     for weight in (-128, 127):
         net = Builder(0, (64, 4, 4))
-        net.x.fill_(255)
+        net.bytes.fill_(255)
         net.add(net.nodes["input"])
         weights = torch.full((8, 64, 3, 3), weight).to(torch.int8)
-        net.add_sum("conv", weights, net.nodes["input"])
+        net.weighted("conv", weights, "input")
         net.requantise("stair", significant=9)
-        net.add_sum("other", weights, net.nodes["input"])
+        net.weighted("other", weights, "input")
         net.flatten("flat")
         net.scores("last")
-        model = assert_right(net.network(), net.x)
+        model = assert_right(net.network(), net.bytes)
         assert {"QLinearConv", "ConvInteger"} <= {*operators(model)}
 
 
@@ -335,7 +337,7 @@ def test_names_in_the_file_are_identifiers() -> None:
     net.flatten("a_b_value")
     net.sum("values", 3, "int8")
     net.scores("bytes")
-    model = assert_right(net.network(), net.x)
+    model = assert_right(net.network(), net.bytes)
     graph = model.graph.node
     identifiers = [name for node in graph for name in (node.name, *node.input, *node.output)]
     assert all(name.isascii() and name.isidentifier() for name in identifiers)
@@ -344,13 +346,13 @@ def test_names_in_the_file_are_identifiers() -> None:
 
 def test_runner_gives_what_a_file_has(tmp_path: Path) -> None:
     builder = random_network(2)
-    network = builder.network()
+    network, x = builder.network(), builder.bytes
     for trace in (False, True):
-        actual = export.runner(export.write(network, tmp_path / "a.onnx", trace=trace))(builder.x)
-        assert torch.equal(actual.pop("scores"), network(builder.x))
-        assert torch.equal(actual.pop("class"), network.predict(builder.x))
+        actual = export.runner(export.write(network, tmp_path / "a.onnx", trace=trace))(x)
+        assert torch.equal(actual.pop("scores"), network(x))
+        assert torch.equal(actual.pop("class"), network.predict(x))
         assert {*network.stairs} <= {*actual} if trace else not actual
-        expected = network.features(builder.x)
+        expected = network.features(x)
         assert all(torch.equal(value, expected[name]) for name, value in actual.items())
 
 
@@ -387,7 +389,7 @@ def test_sums_that_do_not_fit_raise_and_name_the_layer() -> None:
 
 def test_pooling_without_channels_is_refused() -> None:
     net = Builder(0, (3, 8))
-    net.max_pool("my.pool", 2, 2, 0)
+    net.add(nodes.MaxPool("my.pool", ("input",), 0, 255, (2, 2), (2, 2), (0, 0)))
     with pytest.raises(ExportError, match=r"'my\.pool': ONNX cannot pool without channels"):
         export.model(net.head())
 
@@ -413,7 +415,7 @@ def deep(seed: int = 0) -> Builder:
 @pytest.mark.parametrize("cpu", ["x86", "arm"])
 def test_onnx_for_x86_has_no_int8_features(cpu: Any) -> None:
     net = deep()
-    model = assert_right(net.network(), net.x, Target(cpu))
+    model = assert_right(net.network(), net.bytes, Target(cpu))
     stored = {each.name: onnx.numpy_helper.to_array(each).dtype for each in model.graph.initializer}
     convs = [node for node in model.graph.node if node.op_type == "QLinearConv"]
     assert sum(stored[node.input[2]] == np.int8 for node in convs) == (cpu == "arm")
@@ -422,7 +424,7 @@ def test_onnx_for_x86_has_no_int8_features(cpu: Any) -> None:
 
 def test_onnx_for_openvino_has_none_of_what_it_reads_wrongly() -> None:
     net = deep()
-    plain, model = export.model(net.network()), assert_right(net.network(), net.x, OPENVINO)
+    plain, model = export.model(net.network()), assert_right(net.network(), net.bytes, OPENVINO)
     assert "QLinearConv" not in operators(model)
     assert {"ConvInteger", "MatMulInteger"} <= {*operators(model)}
     stored = {tensor.name for tensor in model.graph.initializer}

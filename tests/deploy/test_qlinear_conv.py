@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frozen_networks import LEVELS, Builder
+from frozen_networks import Builder
+from random_networks import LEVELS
 from test_onnx import (
     OPENVINO,
     assert_answers_equal,
@@ -127,11 +128,11 @@ def network(seed: int, shape: tuple[int, ...], zero: int) -> Builder:
 @pytest.mark.parametrize(("seed", "zero"), [(0, 0), (1, 121), (2, 255), (3, 8)])
 def test_quantised_convolutions_are_equal_in_every_runtime(seed: int, zero: int) -> None:
     net = network(seed, (3, 8, 7), zero)
-    model, plain = assert_right(net.network(), net.x), export.model(net.network())
+    model, plain = assert_right(net.network(), net.bytes), export.model(net.network())
     assert operators(plain).count("QLinearConv") == 4
     assert not {"ConvInteger", "GreaterOrEqual"} & {*operators(plain)}
-    assert_answers_equal(net.network(), net.x, run(plain, net.x))
-    assert_equal(net.network(), net.x[:2], model, run_reference(model, net.x[:2]))
+    assert_answers_equal(net.network(), net.bytes, run(plain, net.bytes))
+    assert_equal(net.network(), net.bytes[:2], model, run_reference(model, net.bytes[:2]))
 
 
 def test_sequences_and_requantisations_are_quantised_convolutions() -> None:
@@ -140,14 +141,14 @@ def test_sequences_and_requantisations_are_quantised_convolutions() -> None:
     net.requantise("first", factor=2, significant=7)
     net.sum("second.sum", 4, "ternary", stride=(2,))
     net.requantise("second", 0, 15, factor=2, significant=7)
-    model = assert_right(net.head(), net.x)
+    model = assert_right(net.head(), net.bytes)
     assert operators(model).count("QLinearConv") == 2
 
 
 def test_weights_neither_saturate_nor_reach_128() -> None:
     for zero, kind in ((0, "int4"), (121, "ternary"), (0, "even")):
         net = Builder(0, (4, 6, 6), zero)
-        net.x.fill_(255)
+        net.bytes.fill_(255)
         net.add(net.nodes["input"])
         net.sum("conv", 6, kind, padding=(1, 1))
         net.steps("stair", LEVELS["ternary"], even=True)
@@ -161,7 +162,7 @@ def test_weights_neither_saturate_nor_reach_128() -> None:
             weight = np.abs(weight).max(1) * conv.line.factor
             assert weight.max() <= 127
             assert 2 * largest * weight.max() < 2**15
-        assert_right(net.network(), net.x)
+        assert_right(net.network(), net.bytes)
 
 
 def test_layers_without_an_exact_scale_keep_their_thresholds() -> None:
@@ -172,7 +173,7 @@ def test_layers_without_an_exact_scale_keep_their_thresholds() -> None:
     net.sum_pool("average")
     net.head()
     assert [*quantised_convs(net.network())] == ["even.stair", "after.stair"]
-    assert operators(assert_right(net.network(), net.x)).count("QLinearConv") == 2
+    assert operators(assert_right(net.network(), net.bytes)).count("QLinearConv") == 2
 
 
 def test_large_weights_on_bytes_are_unsigned() -> None:
@@ -187,7 +188,7 @@ def test_large_weights_on_bytes_are_unsigned() -> None:
         "first.stair": "UINT8",
         "second.stair": "INT8",
     }
-    assert_right(net.network(), net.x)
+    assert_right(net.network(), net.bytes)
 
 
 @pytest.mark.parametrize("kind", ["ternary", "sign"])
@@ -209,8 +210,8 @@ def test_deep_layers_on_arm_read_int8_and_others_uint8(kind: str) -> None:
     assert onnx.TensorProto.INT32 not in types
     # Three casts of weights, two of features.
     assert sum(each in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8) for each in types) == 5
-    model = assert_right(net.network(), net.x, Target("arm"))
-    assert_equal(net.network(), net.x[:2], model, run_reference(model, net.x[:2]))
+    model = assert_right(net.network(), net.bytes, Target("arm"))
+    assert_equal(net.network(), net.bytes[:2], model, run_reference(model, net.bytes[:2]))
 
 
 @pytest.mark.parametrize(("low", "high", "zero", "moved"), [(0, 2, -128, 128), (-1, 5, 1, 1)])
@@ -236,7 +237,7 @@ def test_stairs_of_features_are_lines_or_comparisons(even: bool) -> None:
     net.sum("sum", 5, "ternary", padding=(1, 1))
     net.requantise("bytes", 0, 255)
     net.steps("stair", LEVELS["uint4"], even=even)
-    model = assert_right(net.head(), net.x)
+    model = assert_right(net.head(), net.bytes)
     assert ("GreaterOrEqual" in operators(model)) is not even
 
 
@@ -253,7 +254,7 @@ def openvino_results(model: Any, x: torch.Tensor) -> dict[str, np.ndarray]:
 def test_openvino_reads_its_own_files_right(seed: int) -> None:
     builder = network(seed, (3, 8, 7), 0) if seed else deep()
     model = export.model(builder.network(), OPENVINO, trace=True)
-    assert_equal(builder.network(), builder.x, model, openvino_results(model, builder.x))
+    assert_equal(builder.network(), builder.bytes, model, openvino_results(model, builder.bytes))
 
 
 @pytest.mark.nightly
@@ -262,8 +263,8 @@ def test_openvino_reads_other_files_wrongly() -> None:
     net = Builder(0, (64, 8, 8), batch=2)
     net.layer("square", 64, "ternary", LEVELS["ternary"], even=True, padding=(1, 1))
     model = export.model(net.head(), Target("x86"))
-    scores = openvino_results(model, net.x)["scores"]
-    assert (scores != net.network()(net.x).numpy()).any()
+    scores = openvino_results(model, net.bytes)["scores"]
+    assert (scores != net.network()(net.bytes).numpy()).any()
 
 
 @pytest.mark.parametrize("what", ["beside", "features", "levels"])
@@ -276,7 +277,7 @@ def test_what_needs_64_bits_is_refused_for_openvino(what: str) -> None:
         net.requantise("second", beside=start)
     name = {"beside": "second", "features": r"my\.sum", "levels": "first"}[what]
     with pytest.raises(ExportError, match=f"'{name}': OpenVINO computes in 32 bits"):
-        export.model(net.head(), OPENVINO)
+        export.model(net.head(kind="ternary"), OPENVINO)
 
 
 def test_requantisations_are_thresholds_for_openvino() -> None:
@@ -284,7 +285,7 @@ def test_requantisations_are_thresholds_for_openvino() -> None:
     for name, high in (("first", 15), ("second", 127)):
         net.sum(f"{name}.sum", 5, "int4", padding=(1, 1))
         net.requantise(name, 0, high, negative=True)
-    model = assert_right(net.head(), net.x, OPENVINO)
+    model = assert_right(net.head(), net.bytes, OPENVINO)
     assert not {"QuantizeLinear", "Floor", "Round"} & {*operators(model)}
     # It multiplies in 32 bits, so the class is left to order, in the metadata.
     assert [output.name for output in model.graph.output][:1] == ["scores"]
@@ -294,5 +295,5 @@ def test_requantisations_are_thresholds_for_openvino() -> None:
     net.add(same)
     model = export.model(net.network(), OPENVINO)
     assert "class" in {output.name for output in model.graph.output}
-    assert_answers_equal(net.network(), net.x, run(model, net.x))
+    assert_answers_equal(net.network(), net.bytes, run(model, net.bytes))
     assert properties(export.model(net.network(), HERE))["runtime"] == "onnxruntime"

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frozen_networks import LEVELS, WEIGHT_BITS, WEIGHTS, Builder, random_network
+from frozen_networks import WEIGHT_BITS, Builder, random_network
+from random_networks import LEVELS, WEIGHTS
 
 from softstair.deploy import nodes, qonnx as export
 from softstair.deploy.frozen import FrozenNetwork
@@ -59,7 +60,7 @@ def assert_right(network: FrozenNetwork, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_networks_are_equal(tmp_path: Path, seed: int) -> None:
     builder = random_network(seed, widest=False)
-    network, x = builder.network(), builder.x
+    network, x = builder.network(), builder.bytes
     path = export.write(network, tmp_path / "network.onnx")
     # As written, with a batch of one.
     model = ModelWrapper(str(path))
@@ -86,8 +87,8 @@ def test_tensors_are_annotated_with_their_integer_type(kind: str, stair: str) ->
     net.steps("stair", LEVELS[stair])
     network = net.head(3)
     model = ModelWrapper(export.model(network))
-    actual = execute(model, net.x[:1])
-    assert_equal(network, net.x[:1], actual)
+    actual = execute(model, net.bytes[:1])
+    assert_equal(network, net.bytes[:1], actual)
     datatypes = {name: model.get_tensor_datatype(name) for name in ("bytes", "conv", "stair")}
     for name, datatype in datatypes.items():
         assert datatype.is_integer()
@@ -106,10 +107,9 @@ def test_tensors_are_annotated_with_their_integer_type(kind: str, stair: str) ->
 def test_weights_and_levels_of_minus_1_and_0_are_equal() -> None:
     """In 1 bit they would be -1 and 1."""
     net = Builder(0, (2, 5, 5), zero=121)
-    net.add_sum("conv", -torch.eye(4, 18).reshape(4, 2, 3, 3).char(), net.nodes["input"],
-                stride=(1, 1), padding=(0, 0), dilation=(1, 1))  # fmt: skip
+    net.weighted("conv", -torch.eye(4, 18).reshape(4, 2, 3, 3).char())
     net.steps("stair", (-1, 0))
-    assert_right(net.head(), net.x)
+    assert_right(net.head(), net.bytes)
 
 
 @pytest.mark.parametrize("rounding", ["once", "double"])
@@ -118,7 +118,7 @@ def test_requantisations_of_one_input_are_thresholds(rounding: nodes.Rounding) -
     for name, negative in (("first", False), ("second", True)):
         net.sum(f"{name}.sum", 4, "int8", padding=(1, 1))
         net.requantise(name, rounding=rounding, negative=negative)
-    model = assert_right(net.head(), net.x)
+    model = assert_right(net.head(), net.bytes)
     assert len(model.get_nodes_by_op_type("MultiThreshold")) == 2
     assert not model.get_nodes_by_op_type("Floor")
 
@@ -132,16 +132,17 @@ def test_shortcuts_and_many_levels_are_in_float64(rounding: nodes.Rounding) -> N
     net.requantise("joined", -128, 127, beside=start)
     net.sum("third", 4, "int4", padding=(1, 1))
     net.requantise("many", -3000, 3000, rounding=rounding)
-    model = assert_right(net.head(kind="ternary"), net.x)
+    model = assert_right(net.head(kind="ternary"), net.bytes)
     assert len(model.get_nodes_by_op_type("MultiThreshold")) == 1
     assert len(model.get_nodes_by_op_type("Floor")) == (2 if rounding == "once" else 3)
 
 
 @pytest.mark.parametrize("table", ["int8", "int16"])
 def test_inputs_are_looked_up(table: str) -> None:
-    net = Builder(0, (3, 5, 5), table=table)
+    net = Builder(0, (3, 5, 5))
+    net.look_up(table)
     net.layer("first", 4, "ternary", (-1, 0, 1))
-    assert_right(net.head(), net.x)
+    assert_right(net.head(), net.bytes)
 
 
 def test_classes_and_values_follow_from_the_metadata() -> None:
@@ -150,10 +151,10 @@ def test_classes_and_values_follow_from_the_metadata() -> None:
     network = net.head(3)
     written = {each.key: each.value for each in export.model(network).metadata_props}
     order, scales = (np.array(json.loads(written[key])) for key in ("order", "scales"))
-    scores = network(net.x).numpy()
-    assert len({*network.predict(net.x).tolist()}) > 1
-    np.testing.assert_array_equal((scores * order).argmax(1), network.predict(net.x).numpy())
-    np.testing.assert_array_equal(scores * scales, network.values(net.x).numpy())
+    scores = network(net.bytes).numpy()
+    assert len({*network.predict(net.bytes).tolist()}) > 1
+    np.testing.assert_array_equal((scores * order).argmax(1), network.predict(net.bytes).numpy())
+    np.testing.assert_array_equal(scores * scales, network.values(net.bytes).numpy())
     assert (written["digest"], written["zero"]) == (network.digest, "0")
 
 
@@ -161,7 +162,7 @@ def test_last_layers_are_in_float64_where_their_sums_are_wide() -> None:
     net = Builder(0, (64, 4, 4))
     network = net.head(3, "int12")
     assert max(-network.last.low, network.last.high) > 2**24
-    assert_right(network, net.x)
+    assert_right(network, net.bytes)
 
 
 def test_sums_that_float32_rounds_raise() -> None:
