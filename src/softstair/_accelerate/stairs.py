@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from softstair.kernels.triton import longer_table, table
+from softstair.kernels.triton.evaluator import mode_limits, prepare_few, prepare_line
 from softstair.kernels.triton.general import FEW, inverse
-from softstair.kernels.triton.prepare import mode_limits, prepare_few, prepare_line
 from softstair.nn import StairActivation, StairModule
 from softstair.noise import Noise
 from softstair.stair import Stair

@@ -31,7 +31,7 @@ from softstair.kernels.triton.distributions import (
     uniform,
     valid_mean,
 )
-from softstair.kernels.triton.prepare import prepare
+from softstair.kernels.triton.evaluator import prepare
 
 BLOCK = 1024
 UNROLL = 4
