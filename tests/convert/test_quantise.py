@@ -22,6 +22,8 @@ TERNARY = ss.Stair.ternary()
 INT4 = ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint")
 UINT4 = ss.Stair.linear(4, quantum=0.07, thresholds="midpoint")
 NAMES = list(networks.ZOO)
+TRACED = [name for name in NAMES if name not in ("branching", "functional")]
+"""Networks of which torch.fx traces all: not those whose code asks for a value or for the mode."""
 
 
 def soft(x: Tensor) -> Tensor:
@@ -339,7 +341,7 @@ def test_model_is_unchanged(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "branching"])
+@pytest.mark.parametrize("name", TRACED)
 def test_compiled_equals_eager(name):
     """Whole graph, values and gradients. Dropout is left out of it."""
     torch._dynamo.reset()
@@ -359,7 +361,7 @@ def test_compiled_equals_eager(name):
 
 
 @pytest.mark.nightly(keep=4)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "branching"])
+@pytest.mark.parametrize("name", TRACED)
 def test_a_graph_of_torch_fx_computes_the_same(name):
     """In both modes, whichever it was traced in: stairs and layers are one node each."""
     _, net, x = converted(name)
