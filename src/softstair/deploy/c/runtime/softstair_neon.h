@@ -29,9 +29,7 @@ static inline void ss_copy(uint8_t *to, const uint8_t *from, int32_t count) {
         vst1_u8(to + i, vld1_u8(from + i));
         return;
     }
-    for (; i < count; i++) {
-        to[i] = from[i];
-    }
+    ss_copy_plain(to + i, from + i, count - i);
 }
 #define ss_fill ss_fill_plain
 
@@ -55,11 +53,7 @@ static inline int32_t ss_ones_row(const uint32_t *row, int32_t words) {
     for (; i + 4 <= words; i += 4) {
         sums = ss_add_bytes(sums, vcntq_u8(ss_load(row + i)));
     }
-    int32_t count = (int32_t)vaddvq_u32(sums);
-    for (; i < words; i++) {
-        count += ss_ones(row[i]);
-    }
-    return count;
+    return (int32_t)vaddvq_u32(sums) + ss_ones_row_plain(row + i, words - i);
 }
 
 #define SS_HAS_COUNT_EIGHT
@@ -170,11 +164,8 @@ static inline void ss_dot_depthwise(const int8_t *data, const int32_t *tap_offse
         vst1q_s32(sums + c, low);
         vst1q_s32(sums + c + 4, high);
     }
-    if (c < channels) {
-        /* The rest begins c channels later. */
-        ss_dot_depthwise_plain(data + c, tap_offsets, taps, weights + c, stride, channels - c,
-                               narrow, sums + c);
-    }
+    ss_dot_depthwise_plain(data + c, tap_offsets, taps, weights + c, stride, channels - c, narrow,
+                           sums + c); /* the rest */
 }
 
 static inline ss_lanes ss_expand_bits(uint32_t positive, uint32_t negative) {
@@ -321,10 +312,7 @@ static inline uint32_t ss_reached(const int32_t *sums, const int32_t *limits, in
         bits = vpaddq_u8(bits, bits);
         all |= (uint32_t)vgetq_lane_u16(vreinterpretq_u16_u8(bits), 0) << i;
     }
-    for (; i < count; i++) {
-        all |= (uint32_t)(sums[i] >= limits[i]) << i;
-    }
-    return all;
+    return i < count ? all | ss_reached_plain(sums + i, limits + i, count - i) << i : all;
 }
 
 #define SS_HAS_AFFINE
