@@ -62,8 +62,7 @@ class InputScale:
         if not self.mean:
             ends = (torch.iinfo(dtype).min - self.zero, torch.iinfo(dtype).max - self.zero)
             return Input("input", (), *ends, size, 1 / self.scale, self.zero, name)
-        bytes_ = torch.arange(256).expand(1, shape[0], 256).transpose(1, 2).reshape(256, -1)
-        values = self.to_float(bytes_).t().double()
+        values = self.to_float(torch.arange(256).expand(1, shape[0], 256))[0].double()
         unit = float(values.abs().max()) / (2 ** (bits - 1) - 1)
         table = (values / unit).round().to(torch.int8 if bits == 8 else torch.int16)
         ends = (int(table.min()), int(table.max()))

@@ -243,14 +243,10 @@ class GraphConversion:
 
     def _last_layer(self, name: str, node: fx.Node, module: Any, x: IntegerFeatures) -> PendingSum:
         """Return the sum of a layer in float, which must be the last one."""
-        following = node
-        while following not in self.tail[:1] and len(self._readers(following)) == 1:
-            (following,) = self._readers(following)
-            if following.op == "output" or self.operators[following].name == "batch_norm":
-                continue
-            if following not in self.tail:
-                break
-        if following.op != "output" and following not in self.tail:
+        last = self.tail[0].all_input_nodes[0] if self.tail else self.order[-1].args[0]
+        while isinstance(last, fx.Node) and self.operators[last].name == "batch_norm":
+            last = last.all_input_nodes[0]
+        if node is not last:
             reason = "it is in float, and not the last layer"
             raise ExportError.of(name, reason, "Quantise it")
         return self.builder.last_layer(name, module, x)

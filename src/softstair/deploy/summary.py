@@ -242,13 +242,13 @@ class _Trial(GraphConversion):
     network: FrozenNetwork | None = None
 
     def __init__(self, net: nn.Module, *entry: Any) -> None:
-        source = Source(net, *entry)
+        source, choices = Source(net, *entry), Choices(searched=False)
+        first = source.entry(choices)
         try:
-            source.probe(source.entry(Choices()).random(1))
+            source.probe(first.random(1))
         except ExportError as error:
             raise SoftstairError(str(error), field="shape") from None
-        choices = Choices(searched=False)
-        builder = NodeBuilder(source.entry(choices), choices)
+        builder = NodeBuilder(first, choices)
         super().__init__(source.net, source.graph, source.steps, builder)
         self.errors: dict[fx.Node | None, ExportError] = {}
         with torch.no_grad():
@@ -264,7 +264,7 @@ class _Trial(GraphConversion):
 
     def _call(self, node: fx.Node, function: str | None) -> Any:
         if any(self.values[source] is UNKNOWN for source in node.all_input_nodes):
-            module = self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
+            module = self._module(node)
             if not isinstance(module, StairActivation) or module.stair.integers is None:
                 return UNKNOWN
             try:
