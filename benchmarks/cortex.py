@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.sentence import tell
 from softstair.deploy.c import build, write
-from softstair.train.trained import deployed, examples_of
+from softstair.train.network import deployed, examples_of
 
 TICK = 40
 """Instructions per tick: QEMU executes one per nanosecond, and the timer runs at 25 MHz."""

@@ -42,7 +42,7 @@ from softstair.deploy.c import write
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.onnx import model as onnx_model
 from softstair.models import dscnn, last_layer, vgg8
-from softstair.train.trained import deployed
+from softstair.train.network import deployed
 
 FLAGS = ("-std=c99", "-O3", "-march=native", "-fno-builtin")
 SCRIPT = Path(__file__).with_name("runtimes.py")

@@ -160,7 +160,7 @@ softstair.train.execution: Compiled choose_device choose_threads memory_errors t
   use_batch_kernel
 softstair.train.loop: source_commit
 softstair.train.metrics: CHUNK evaluate refresh_statistics
-softstair.train.network: make_network stair_network
+softstair.train.network: deployed examples_of make_network stair_network
 softstair.train.optimiser: OptimiserOptions Rates make_optimiser
 softstair.train.options: DataOptions REPLACED SplitOptions describe
 softstair.train.parallel: StopRequest torchrun_ranks
@@ -171,7 +171,6 @@ softstair.train.records: metrics_of read_json recipe_of refuse_other_data summar
 softstair.train.state: State
 softstair.train.step: CapturedStep Step optimiser_tensors
 softstair.train.teacher: FloatRun Teacher
-softstair.train.trained: deployed examples_of
 softstair_command: call dispatch
 """
 """What the paper and the benchmarks import beyond these, by module. Remove what nothing needs any

@@ -23,7 +23,7 @@ from softstair.cli._output import in_percent
 from softstair.data import load
 from softstair.nn import StairLayer
 from softstair.train import Recipe, train, trained_network
-from softstair.train.trained import deployed
+from softstair.train.network import deployed
 
 safetensors = pytest.importorskip("safetensors.torch")
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")

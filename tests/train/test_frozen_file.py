@@ -72,7 +72,7 @@ def test_an_unexpected_error_of_freezing_loses_no_run(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr("softstair.train.trained.freeze", fail)
+    monkeypatch.setattr("softstair.train.network.freeze", fail)
     summary = train(RECIPE, tmp_path, device="cpu")
     assert summary["frozen"] == "not frozen: it raised RuntimeError (unexpected)"
 
@@ -85,7 +85,7 @@ def test_a_run_that_was_killed_before_it_was_frozen(
 
     train(RECIPE, tmp_path / "whole", device="cpu")
     with monkeypatch.context() as patch:
-        patch.setattr("softstair.train.trained.freeze", killed)
+        patch.setattr("softstair.train.network.freeze", killed)
         with pytest.raises(KeyboardInterrupt):
             train(RECIPE, tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / records.NETWORK).is_file()

@@ -13,7 +13,7 @@ from softstair.deploy.nodes import Rounding, Stair, Sum, bits
 from softstair.deploy.qlinear_conv import quantised_convs
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 from softstair.deploy.writing import EXAMPLES, Exported, export
-from softstair.train.trained import frozen_network
+from softstair.train.network import frozen_network
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from softstair.deploy.comparison import CLASS, SCORES, Comparison, Runner
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.measuring import LayerReport, levels_of
 from softstair.train.execution import choose_device
-from softstair.train.trained import Deployed, deployed, examples_of
+from softstair.train.network import Deployed, deployed, examples_of
 
 BACKENDS = ("onnx", "c")
 SAMPLE = 100  # examples that are compared before the others

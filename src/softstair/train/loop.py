@@ -22,9 +22,9 @@ from softstair.data.batches import Examples
 from softstair.data.dataset import split
 from softstair.models import default_for
 from softstair.nn import layer_count
-from softstair.train import execution, parallel, records, teacher, trained
+from softstair.train import execution, parallel, records, teacher
 from softstair.train.metrics import chosen_inputs, evaluate, refresh_statistics, stair_health
-from softstair.train.network import describe_network, make_network
+from softstair.train.network import EXAMPLES, describe_network, make_network, save_frozen
 from softstair.train.parallel import StopRequest, from_rank_zero
 from softstair.train.recipe import Recipe
 from softstair.train.records import Role, RunError
@@ -268,7 +268,7 @@ def _train(
         label = f"{type(network).__module__}:{type(network).__qualname__}"
     elif label == "auto":
         label = default_for(recipe.data)
-    examples = dataset.x[parts[1][: trained.EXAMPLES]]
+    examples = dataset.x[parts[1][:EXAMPLES]]
     written = (run.path, state.network, examples, label)
     summary["frozen"] = from_rank_zero(lambda: _save_networks(*written, **facts))
     run.finish(summary)
@@ -280,7 +280,7 @@ def _save_networks(
 ) -> str:
     """Write the trained network and its integers; return what freezing said."""
     file = zoo.save(network, path / records.NETWORK, label, examples.shape[1:], **facts)
-    return trained.save_frozen(network, zoo.about(file), examples, path / records.FROZEN)
+    return save_frozen(network, zoo.about(file), examples, path / records.FROZEN)
 
 
 def run_epochs(
