@@ -246,7 +246,7 @@ class GraphConversion:
         last = self.tail[0].all_input_nodes[0] if self.tail else self.order[-1].args[0]
         while isinstance(last, fx.Node) and self.operators[last].name == "batch_norm":
             last = last.all_input_nodes[0]
-        if node is not last:
+        if isinstance(last, fx.Node) and node is not last:
             reason = "it is in float, and not the last layer"
             raise ExportError.of(name, reason, "Quantise it")
         return self.builder.last_layer(name, module, x)
