@@ -22,7 +22,7 @@ from benchmarks.sentence import tell
 from paper.design import configuration
 from paper.results import find
 from softstair import Stair
-from softstair.convert.bits import stair_named
+from softstair.convert.options import stair_named
 from softstair.train import Recipe, RunError, checkpoint
 from softstair.train.records import recipe_of
 

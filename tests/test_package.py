@@ -149,7 +149,7 @@ softstair.cli: main
 softstair.cli._args: argument flag words_of
 softstair.cli._output: Console Progress Stoppable plural print_line print_table same_command table
 softstair.cli.train: MAX_FOLDS check_workers
-softstair.convert.bits: StairName name_of parse parse_layers stair_named stairs_of
+softstair.convert.options: StairName name_of parse parse_layers stair_named stairs_of
 softstair.data.augment: Augmentation Moves
 softstair.data.batches: Examples PLAIN
 softstair.models: DEFAULTS

@@ -8,7 +8,7 @@ import torch
 
 import softstair as ss
 from softstair._quantum import fit_quantum
-from softstair.convert.bits import stair_named
+from softstair.convert.options import stair_named
 
 STAIRS = {
     "sign": ss.Stair.sign(),

@@ -11,7 +11,7 @@ import softstair as ss
 from helpers.narrow import WIDTH, narrow_entry
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
-from softstair.convert.bits import parse_layers, stair_named
+from softstair.convert.options import parse_layers, stair_named
 from softstair.data import load
 from softstair.models import ResidualBlock
 from softstair.nn import stair_modules

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import softstair as ss
 from benchmarks.baselines.harness import Run
 from benchmarks.speed.workload import brevitas_network
-from softstair.convert.bits import parse, stair_named
+from softstair.convert.options import parse, stair_named
 from softstair.models import last_layer
 from softstair.train.metrics import CHUNK
 

@@ -21,7 +21,7 @@ import softstair as ss
 from benchmarks.speed import clock
 from benchmarks.speed.clock import Effort, Record, Times, graph_of
 from softstair import Stair, _accelerate, _check, kernels, noise as noises
-from softstair.convert.bits import StairName, stair_named
+from softstair.convert.options import StairName, stair_named
 from softstair.regularise import FORWARDS, Forward
 
 STAIRS = ("heaviside", "ternary", "int4", "int4@0.07")

@@ -17,7 +17,7 @@ from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag
 from softstair.cli._output import Console, table
-from softstair.convert.bits import StairName, name_of, parse_layers, stair_named, stairs_of
+from softstair.convert.options import StairName, name_of, parse_layers, stair_named, stairs_of
 from softstair.schedule import Interval, Power
 from softstair.train.recipe import fields_with
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from softstair import _check
 from softstair.calibrate import calibrate_stairs
 from softstair.convert import quantise
-from softstair.convert.bits import parse, parse_layers, stair_named
 from softstair.convert.conversion import conversion_of
 from softstair.convert.graph import training_mode
+from softstair.convert.options import parse, parse_layers, stair_named
 from softstair.convert.shortcuts import signed
 from softstair.nn import StairActivation, StairLayer, StairModule, stair_modules
 

@@ -10,7 +10,7 @@ import networks
 import softstair as ss
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
-from softstair.convert.bits import (
+from softstair.convert.options import (
     StairName,
     feature_stair,
     name_of,

@@ -15,7 +15,7 @@ from paper.rows import from_row, to_row
 from softstair import zoo
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
-from softstair.convert.bits import name_of
+from softstair.convert.options import name_of
 from softstair.data import load, split
 from softstair.data.batches import Examples
 from softstair.train import Recipe, train, trained_network

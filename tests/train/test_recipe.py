@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from paper.rows import cell_of, from_row, to_row
 from paper.tables import SETTINGS
 from softstair._errors import SoftstairError
-from softstair.convert.bits import StairName, stair_named
+from softstair.convert.options import StairName, stair_named
 from softstair.train import PRESETS, Recipe, preset
 from softstair.train.options import describe
 from softstair.train.recipe import FIELDS, fields_with

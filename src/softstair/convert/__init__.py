@@ -3,7 +3,7 @@
 :mod:`~softstair.convert.sites` finds out what a model computes. :mod:`~softstair.convert.place`
 decides what is quantised, with which stair and layer number. :mod:`~softstair.convert.rewrite` puts
 modules in the places of layers and of functions. :mod:`~softstair.convert.conversion` is the record
-of what became of each. :mod:`~softstair.convert.bits` has the names of stairs, and
+of what became of each. :mod:`~softstair.convert.options` has the names of stairs, and
 :mod:`~softstair.convert.ops` is the table of what each operation does to quantised features.
 """
 

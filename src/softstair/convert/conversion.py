@@ -14,8 +14,8 @@ import softstair
 from softstair import _check, kernels
 from softstair._errors import SoftstairError
 from softstair._stair_module import EXTRA_STATE
-from softstair.convert.bits import name_of
 from softstair.convert.graph import Graph, Traces, code_of
+from softstair.convert.options import name_of
 from softstair.nn import StairActivation, StairLayer, stair_modules
 
 ATTRIBUTE = "_softstair_conversion"

@@ -21,10 +21,9 @@ from torch import Tensor, fx, nn
 
 from softstair import _check
 from softstair._quantum import fit_quantum, fit_range
-from softstair.convert.bits import name_of
 from softstair.convert.conversion import swap_modules
 from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, Traces, steps_of
-from softstair.convert.options import LayerOptions
+from softstair.convert.options import LayerOptions, name_of
 from softstair.convert.sites import Model, Site
 from softstair.nn import StairActivation, StairLayer, StairWeight
 

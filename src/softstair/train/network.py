@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from softstair import _check, _plugins, noise as noises, zoo
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair.convert import QuantiseOptions, quantise
-from softstair.convert.bits import parse, parse_layers
 from softstair.convert.conversion import copy_of
-from softstair.convert.options import matches
+from softstair.convert.options import matches, parse, parse_layers
 from softstair.data import Dataset, load
 from softstair.data.dataset import held_out
 from softstair.deploy.freezing import freeze

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from softstair import _check
-from softstair.convert.bits import StairName, parse_layers, stair_named, stairs_of
+from softstair.convert.options import StairName, parse_layers, stair_named, stairs_of
 from softstair.data.augment import Augmentation, Moves
 from softstair.models import NETWORKS
 from softstair.stair import Stair
