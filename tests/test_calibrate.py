@@ -1,6 +1,7 @@
 """Calibration of quanta, and which activations must share one."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import networks
 import softstair as ss
 from softstair._errors import SoftstairError
 from softstair.convert.units import set_input_units, tied_stairs
+from softstair.nn import stair_modules
 
 pytestmark = pytest.mark.quick
 
@@ -285,3 +287,73 @@ def test_a_batch_with_nan_is_refused_and_changes_nothing(function, form) -> None
     assert caught.value.field == "loader"
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def trained_on_sums() -> tuple[nn.Module, Tensor]:
+    """A trained network that tells which of two halves is larger."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)
+    )
+    x = torch.randn(512, 16)
+    y = (x[:, :8].sum(1) > x[:, 8:].sum(1)).long()
+    optimiser = torch.optim.Adam(net.parameters(), 0.01)
+    for _ in range(100):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimiser.step()
+    return net, x
+
+
+def kept_alone(net: nn.Module, quantised: nn.Module, x: Tensor) -> dict[str, float]:
+    """The share of classes that networks with one ternary stair keep, found without the warning."""
+    quanta = {name: stair.stair.quantum for name, stair in stair_modules(quantised)}
+    kept = {}
+    for name in "01234":  # of an activation, the layer before has the bits
+        layer, bits = (
+            (name, "ternary/float") if name in "024" else (str(int(name) - 1), "float/ternary")
+        )
+        alone = ss.quantise(net, {layer: bits, "*": "float"})
+        for own, stair in stair_modules(alone):
+            stair.set_quantum(quanta[own])
+        same = alone(x[:128]).argmax(1) == net(x[:128]).argmax(1)
+        kept[name] = float(same.double().mean())
+    return kept
+
+
+@pytest.mark.filterwarnings("error:the calibrated network keeps")
+def test_a_calibration_that_costs_classes_is_a_warning_that_names_the_layer() -> None:
+    net, x = trained_on_sums()
+    for outputs in ("classes", "values"):
+        ss.calibrate(ss.quantise(net, "int8"), x.split(128), outputs=outputs)
+    ss.calibrate(ss.quantise(net, "ternary"), x.split(128), outputs=None)
+    ternary = ss.quantise(net, "ternary")
+    with pytest.warns(UserWarning, match="Alone") as caught:
+        ss.calibrate(ternary, x.split(128))
+    found = re.search(r"keeps (.+)% of .* Alone, '(.)' .* keeps (.+)%\.", str(caught[0].message))
+    assert found is not None
+    kept = float((ternary(x).argmax(1) == net(x).argmax(1)).double().mean())
+    assert float(found[1]) == pytest.approx(100 * kept, abs=0.06)
+    alone = kept_alone(net, ternary, x)
+    assert found[2] == min(alone, key=lambda name: alone[name])
+    assert float(found[3]) == pytest.approx(100 * min(alone.values()), abs=0.06)
+    with pytest.warns(UserWarning, match="of the variance of the values of the float network"):
+        ss.calibrate(ss.quantise(net, "ternary"), x.split(128), outputs="values")
+    with pytest.raises(SoftstairError, match="outputs"):
+        ss.calibrate(ternary, x.split(128), outputs="scores")
+
+
+def test_the_comparison_leaves_the_network_as_calibration_without_it_does() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5)
+    )
+    model(torch.randn(64, 3, 8, 8))
+    nets = [ss.quantise(model, "int2") for _ in range(2)]
+    x = torch.randn(64, 3, 8, 8).split(16)
+    with pytest.warns(UserWarning, match="keeps"):
+        ss.calibrate(nets[0], x)
+    ss.calibrate(nets[1], x, outputs=None)
+    pairs = zip(nets[0].state_dict().values(), nets[1].state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert [m.training for m in nets[0].modules()] == [m.training for m in nets[1].modules()]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from softstair import nn, noise, ste
 from softstair._errors import SoftstairError
+from softstair._statistics import refresh_statistics
 from softstair.anneal import Annealer
-from softstair.calibrate import calibrate, refresh_statistics
+from softstair.calibrate import calibrate
 from softstair.convert import QuantiseOptions, quantise
 from softstair.noise import Noise
 from softstair.regularise import regularise

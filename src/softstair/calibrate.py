@@ -4,7 +4,7 @@ Quanta of features are fitted to what the network computes, those of weights to 
 running statistics of batch normalisations are estimated anew without noise.
 """
 
-import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -13,24 +13,33 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from softstair import _check
-from softstair._errors import SoftstairError, first_line, is_out_of_memory
 from softstair._quantum import fit_quantum, fit_range
 from softstair._stair_module import StairActivation, StairModule
+from softstair._statistics import (
+    Arguments,
+    average_statistics,
+    batch_arguments,
+    batch_statistics,
+    forward,
+    running_norms,
+)
+from softstair.convert.conversion import ADDED, conversion_of
 from softstair.convert.graph import training_mode
 from softstair.convert.units import set_input_units, tied_stairs
 from softstair.nn import StairLayer, hooked, stair_modules
 from softstair.stair import Quantum
 
-Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
-"""The positional and the named arguments of a forward pass."""
 VALUES = 1 << 18
 """Inputs of an activation that its quantum is fitted to, from all batches together."""
 MOST_SAMPLING_ERROR = 0.1
 """Running statistics are corrected, not replaced, if their distance from the statistics of the
 batches is smaller in the median over all normalisations. With augmentation, that of the first
 normalisation is often larger."""
+KEPT = 0.97
+"""The share of the classes, or of the variance of the values, below which calibration warns."""
 
 
 def calibrate(
@@ -40,6 +49,7 @@ def calibrate(
     batches: int = 8,
     weights: Literal["channel", "layer"] | None = "channel",
     norms: bool = True,
+    outputs: Literal["classes", "values"] | None = "classes",
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Quantum]:
     """Give a quantised network the quanta that fit its weights and a few batches, in place.
@@ -61,6 +71,10 @@ def calibrate(
     with quantised features, as by :func:`softstair.refresh_statistics`; those of the float network
     are changed by the difference that quantisation makes on these batches. Modules keep their mode.
 
+    A warning says so where the network keeps fewer than 97 % of the classes of the float network on
+    these batches, or of the variance of its values, and names the layer that changes most alone.
+    Nothing is compared where a stair took the place of another activation than ReLU.
+
     Args:
         net: A network of :func:`softstair.quantise`.
         loader: Batches of inputs: tensors, tuples that begin with one, or mappings, whose entries
@@ -71,6 +85,8 @@ def calibrate(
         norms: Estimate the running statistics of batch normalisations; of a network in ``train()``,
             those in ``eval()`` are frozen and keep theirs. False normalises by the running
             statistics, and keeps all.
+        outputs: What is compared with the float network: ``"classes"``, ``"values"`` of a network
+            that is no classifier, or None for nothing, as before a training.
         progress: Called with the number of batches that have run, and of all.
 
     Returns:
@@ -83,7 +99,15 @@ def calibrate(
     if weights not in (None, "channel", "layer"):
         raise _check.wrong("weights", weights, "channel, layer or None")
     _check.boolean("norms", norms)
-    calibrate_stairs(net, islice(loader, batches), None, weights, norms, progress)
+    if outputs is not None:
+        _check.choice("outputs", outputs, ("classes", "values"))
+    inputs = list(islice(loader, batches))
+    relus, reference = _relus(net), None
+    if outputs is not None and relus is not None:
+        reference = _Reference(net, inputs, outputs, relus)
+    calibrate_stairs(net, inputs, None, weights, norms, progress)
+    if reference is not None:
+        reference.compare()
     return {name: module.stair.quantum for name, module in stair_modules(net)}
 
 
@@ -100,10 +124,7 @@ def calibrate_stairs(
     is_chosen = lambda stair: chosen is None or stair in chosen
     groups = [[s for s in tied if is_chosen(s)] for tied in tied_stairs(net)]
     groups = [[s for s in tied if isinstance(s.stair.quantum, float)] for tied in groups]
-    device = next((tensor.device for tensor in net.state_dict().values()), torch.device("cpu"))
-    inputs = [batch_arguments(net, batch, device) for batch in loader]
-    if not inputs:
-        raise _check.invalid("loader", "must have at least one batch, but it has none")
+    inputs = _inputs(net, loader)
     layers = [module for module in net.modules() if isinstance(module, StairLayer)]
     fitted = [layer for layer in layers if weights is not None and is_chosen(layer.weight_stair)]
     stairs = [layer.weight_stair for layer in fitted]
@@ -112,7 +133,7 @@ def calibrate_stairs(
         layer.weight_stair.fit = "layer" if layer.output_axis is None else weights
         layer.weight_stair.refit(layer.weight)
     moving = running_norms(net, skip_frozen=net.training) if norms else []
-    with training_mode(net, training=False), _batch_statistics(moving):
+    with training_mode(net, training=False), batch_statistics(moving):
         try:
             observed = _observe(net, inputs, layers, progress)
         except BaseException:  # a batch that does not fit the network leaves it as it was
@@ -130,6 +151,108 @@ def calibrate_stairs(
     set_input_units(net)
     if moving:  # with some stairs chosen, the statistics are those of a network with the others
         (_estimate_statistics if chosen is None else average_statistics)(net, moving, inputs)
+
+
+def _inputs(net: nn.Module, loader: Iterable[Any]) -> list[Arguments]:
+    """Return the arguments of a forward pass for each batch, on the device of the network."""
+    device = next((tensor.device for tensor in net.state_dict().values()), torch.device("cpu"))
+    inputs = [batch_arguments(net, batch, device) for batch in loader]
+    if not inputs:
+        raise _check.invalid("loader", "must have at least one batch, but it has none")
+    return inputs
+
+
+class _Reference:
+    """The outputs of the float network that a quantised one was made of."""
+
+    def __init__(
+        self, net: nn.Module, loader: Iterable[Any], outputs: str, relus: Collection[nn.Module]
+    ) -> None:
+        self.net, self.outputs, self.relus = net, outputs, relus
+        self.inputs = _inputs(net, loader)
+        self.norms = running_norms(net, skip_frozen=False)
+        self.buffers = [buffer.clone() for norm in self.norms for buffer in norm.buffers()]
+        with _unquantised(net, relus=relus):
+            self.expected = self._run(self.inputs)
+
+    @torch.no_grad()
+    def _run(self, inputs: Sequence[Arguments]) -> list[Tensor]:
+        """Return the first output of each batch: classes, or values."""
+        results = []
+        with training_mode(self.net, training=False):
+            for arguments, keywords in inputs:
+                y = _first_output(forward(self.net, arguments, keywords))
+                is_class = self.outputs == "classes" and y.dim() > 1
+                results.append(y.argmax(-1 if y.dim() == 3 else 1) if is_class else y.double())
+        return results
+
+    def _kept(self, actual: Sequence[Tensor]) -> float:
+        """Return the share of classes that are equal, or R² of the values."""
+        a, b = (torch.cat([y.flatten() for y in part]) for part in (actual, self.expected))
+        b = b[: len(a)]
+        if not a.is_floating_point():
+            return float((a == b).double().mean())
+        return 1 - float((a - b).square().sum() / (b - b.mean()).square().sum().clamp(min=1e-30))
+
+    def compare(self) -> None:
+        """Warn if too little of the float network is kept."""
+        kept = self._kept(self._run(self.inputs))
+        if kept >= KEPT:
+            return
+        what = "of the classes" if self.outputs == "classes" else "of the variance of the values"
+        with torch.no_grad():
+            name, alone = self._worst()
+        warnings.warn(
+            f"the calibrated network keeps {kept:.1%} {what} of the float network. Alone, "
+            f"{name!r} changes most: it keeps {alone:.1%}. Train the network, or give this layer "
+            "more bits.",
+            stacklevel=3,
+        )
+
+    def _worst(self) -> tuple[str, float]:
+        """Return the layer whose stairs alone change most on the first batch."""
+        kept = {}
+        for layer in [m for m in self.net.modules() if isinstance(m, StairLayer)]:
+            layer.input_quantum = None  # the features are no multiples of it
+        with _buffers(self.norms, self.buffers):
+            for name, stair in stair_modules(self.net):
+                with _unquantised(self.net, stair, self.relus):
+                    part = self._kept(self._run(self.inputs[:1]))
+                kept[name.removesuffix(".weight_stair")] = part
+        set_input_units(self.net)
+        return min(kept.items(), key=lambda item: item[1])
+
+
+@contextmanager
+def _buffers(norms: Sequence[nn.Module], values: Sequence[Tensor]) -> Iterator[None]:
+    """Give the buffers of normalisations other values for a while."""
+    own = [buffer for norm in norms for buffer in norm.buffers()]
+    before = [buffer.clone() for buffer in own]
+    try:
+        for buffer, value in zip(own, values, strict=True):
+            buffer.copy_(value)
+        yield
+    finally:
+        for buffer, value in zip(own, before, strict=True):
+            buffer.copy_(value)
+
+
+def _relus(net: nn.Module) -> set[nn.Module] | None:
+    """Return the stairs that took the place of a ReLU; None if one took that of another function,
+    whose parameters are gone."""
+    modules = dict(net.named_modules(remove_duplicate=False))
+    rows = {modules.get(row.name): row.kind.lower() for row in conversion_of(net).rows}
+    replaced = {
+        module: kind
+        for module, kind in rows.items()
+        if isinstance(module, StairActivation) and module.function is None and kind not in ADDED
+    }
+    return set(replaced) if set(replaced.values()) <= {"relu"} else None
+
+
+def _first_output(result: Any) -> Tensor:
+    """Return the first tensor of numbers that a network returns."""
+    return next(y for y in tree_leaves(result) if isinstance(y, Tensor) and y.is_floating_point())
 
 
 def _estimate_statistics(
@@ -167,13 +290,18 @@ def _distance(a: Sequence[Tensor], b: Sequence[Tensor], eps: float) -> float:
 
 
 @contextmanager
-def _unquantised(net: nn.Module) -> Iterator[None]:
-    """Compute without stairs; one in the place of an activation, from level 0 on, is a ReLU."""
-    stairs = [stair for _, stair in stair_modules(net) if isinstance(stair, StairActivation)]
-    layers = [layer for layer in net.modules() if isinstance(layer, StairLayer)]
+def _unquantised(
+    net: nn.Module, kept: StairModule | None = None, relus: Collection[nn.Module] = ()
+) -> Iterator[None]:
+    """Compute without stairs, or with one alone; one in the place of an activation, from level 0
+    on, is a ReLU, and so are ``relus``."""
+    others = [stair for _, stair in stair_modules(net) if stair is not kept]
+    stairs = [stair for stair in others if isinstance(stair, StairActivation)]
+    layers = [m for m in net.modules() if isinstance(m, StairLayer) and m.weight_stair is not kept]
     total = lambda own, x, named, _: own._sum(*x, *named.values(), own.weight, own.bias)
+    activate = lambda own, x, y: x[0].relu() if own in relus else _activate(own, x, y)
     with ExitStack() as hooks:
-        hooks.enter_context(hooked({stair: stair for stair in stairs}, _activate))
+        hooks.enter_context(hooked({stair: stair for stair in stairs}, activate))
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(total, with_kwargs=True))
         yield
@@ -236,136 +364,7 @@ def _observe(
         layer.input_quantum = None  # the features are no multiples of it
     with hooked({stair: stair for stair in stairs}, activate):
         for number, (arguments, keywords) in enumerate(inputs, 1):
-            _forward(net, arguments, keywords)
+            forward(net, arguments, keywords)
             if progress is not None:
                 progress(number, len(inputs))
     return {stair: torch.cat(parts) for stair, parts in observed.items()}
-
-
-@contextmanager
-def _batch_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
-    """Let normalisations use the statistics of each batch, and keep their running ones."""
-    buffers = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
-    try:
-        for norm in norms:
-            norm.train()
-        yield
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise SoftstairError(
-            "batch normalisation needs batches of two examples or more to estimate its statistics: "
-            "use larger batches, or `norms=False` where you call `calibrate` yourself.",
-            field="loader",
-        ) from None
-    finally:
-        for buffer, before in buffers:
-            buffer.copy_(before)
-
-
-def refresh_statistics(net: nn.Module, loader: Iterable[Any]) -> None:
-    """Estimate the running statistics of a network's batch normalisations anew, without noise.
-
-    The averages over the last batches of training belong to another network: weights still cross
-    thresholds from step to step, and the features of training have noise. Here every module but the
-    normalisations is in ``eval()``, and each batch has the same weight:
-
-        running_mean = mean over batches of E[x],  running_var = mean over batches of Var[x]
-
-    >>> import softstair as ss
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="3").eval()
-    >>> loader = [(torch.randn(32, 4) + 5, torch.zeros(32)) for _ in range(10)]
-    >>> ss.refresh_statistics(net, loader)
-    >>> bool(net[1].running_mean.abs().max() > 1)
-    True
-
-    Args:
-        net: The network, in place; its modules keep their modes. If it is in ``train()``,
-            normalisations in ``eval()`` are frozen and keep their statistics; if it is in
-            ``eval()``, all are estimated.
-        loader: Batches of inputs, as tensors, tuples or mappings; see :func:`softstair.calibrate`.
-            Augment them as in training. Some thousands of examples suffice. They are moved to the
-            device of the network.
-
-    Raises:
-        SoftstairError: If the network has no such normalisation, or the loader no batch.
-    """
-    if not isinstance(net, nn.Module):
-        raise _check.wrong("net", net, "a torch.nn.Module")
-    norms = running_norms(net, skip_frozen=net.training)
-    if not norms:
-        raise _check.invalid("net", "must have a batch normalisation with running statistics")
-    device = norms[0].get_buffer("running_mean").device
-    average_statistics(net, norms, (batch_arguments(net, batch, device) for batch in loader))
-
-
-def running_norms(
-    net: nn.Module, skip_frozen: bool = True
-) -> list[nn.modules.batchnorm._BatchNorm]:
-    """Return the batch normalisations with running statistics; those in ``eval()`` are frozen."""
-    norms = (m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    moving = (norm for norm in norms if norm.track_running_stats)
-    return [norm for norm in moving if norm.training or not skip_frozen]
-
-
-@torch.no_grad()
-def average_statistics(
-    net: nn.Module, norms: Sequence[nn.modules.batchnorm._BatchNorm], inputs: Iterable[Arguments]
-) -> None:
-    """Set running statistics to the means over batches; all other modules are in ``eval()``."""
-    before = [(norm.momentum, [buffer.clone() for buffer in norm.buffers()]) for norm in norms]
-    is_empty = True
-    try:
-        with training_mode(net, training=False):
-            for arguments, keywords in inputs:
-                for norm in norms if is_empty else ():
-                    norm.train()
-                    norm.reset_running_stats()
-                    norm.momentum = None  # all batches have the same weight
-                is_empty = False
-                _forward(net, arguments, keywords)
-    except BaseException:  # a batch that is refused leaves the network as it was
-        for norm, (_, buffers) in zip(norms, before, strict=True):
-            torch._foreach_copy_(list(norm.buffers()), buffers)
-        raise
-    finally:
-        for norm, (momentum, (*_, tracked)) in zip(norms, before, strict=True):
-            norm.momentum = momentum
-            if momentum is None:  # the count is then the weight of the next batch
-                norm.get_buffer("num_batches_tracked").copy_(tracked)
-    if is_empty:
-        raise SoftstairError("`loader` must give at least one batch, but it gave none.")
-
-
-def _forward(net: nn.Module, arguments: tuple[Tensor, ...], keywords: Mapping[str, Any]) -> None:
-    """Run a batch; raise SoftstairError if the network does not take it."""
-    try:
-        net(*arguments, **keywords)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, SoftstairError) or is_out_of_memory(error):
-            raise
-        tensors = [*arguments, *keywords.values()]
-        given = ", ".join(f"{x.dtype} of shape {tuple(x.shape)}" for x in tensors)
-        raise SoftstairError(
-            "the batches of loader must be inputs of the network, normalised and with the batch "
-            f"axis first, but for {given} it raised {type(error).__name__}: {first_line(error)}.",
-            field="loader",
-        ) from error
-
-
-def batch_arguments(net: nn.Module, batch: Any, device: torch.device) -> Arguments:
-    """Return the arguments of a forward pass for a batch; raise SoftstairError if one has NaN."""
-    keywords: dict[str, Tensor] = {}
-    if isinstance(batch, Mapping):
-        names = inspect.signature(net.forward).parameters
-        tensors = {name: x.to(device) for name, x in batch.items() if isinstance(x, Tensor)}
-        keywords = {name: x for name, x in tensors.items() if name in names}
-        batch = list(tensors.values())
-    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if not isinstance(first, Tensor):
-        raise _check.wrong("loader", first, "batches of tensors, tuples or mappings of them")
-    inputs = () if keywords else (first.to(device),)
-    if any(bool(x.isnan().any()) for x in (*inputs, *keywords.values())):
-        raise _check.invalid("loader", "must give numbers, but a batch has NaN")
-    return inputs, keywords

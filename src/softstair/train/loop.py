@@ -218,7 +218,8 @@ def _train(
         if is_calibrated:
             settings = (recipe.batch, recipe.seed, recipe.augmentation)
             with execution.matmul_precision("float32"):
-                calibrate(network.to(device), chosen_inputs(training, *settings), weights=None)
+                inputs = chosen_inputs(training, *settings)
+                calibrate(network.to(device), inputs, weights=None, outputs=None)
         return network.cpu().state_dict()
 
     # All processes begin alike: a user's own model may draw its first weights from another

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softstair import kernels
-from softstair.calibrate import Arguments, average_statistics, running_norms
+from softstair._statistics import Arguments, average_statistics, running_norms
 from softstair.convert.graph import training_mode
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
