@@ -207,7 +207,7 @@ def heads(returned: str) -> nn.Module:
 @pytest.mark.parametrize("returned", ["a", "b"])
 def test_scores_come_from_the_head_that_is_returned(returned: str, skip: Any) -> None:
     net = quantised(heads(returned), skip)
-    assert ss.report(net, SHAPE).exports_exactly
+    assert ss.report(net, SHAPE).freezes
     network = frozen(net)
     assert network.last.name == f"{returned}.scores"
     assert network.report is not None

@@ -47,7 +47,7 @@ def exports(pattern: Pattern, folder: Path) -> tuple[list[bool], str]:
     said = ss.report(net, pattern.shape, pattern.zero, pattern.scale, dtype=pattern.dtype)
     net = pattern.trained(net)
     entry = (pattern.shape, x, pattern.zero, pattern.scale)
-    if said.exports_exactly:
+    if said.freezes:
         return [True, *formats(frozen_of(net, *entry, pattern.is_exact), x, folder)], ""
     with pytest.raises(ExportError) as caught:
         frozen_of(net, *entry)
@@ -111,7 +111,7 @@ def test_report_says_before_training_what_is_not_exported(
         reasons = [row.became for row in rows if advice in row.became]
         assert len(reasons) == 1
         assert "not exported" in reasons[0]
-    assert not summary.exports_exactly
+    assert not summary.freezes
 
 
 def batched(m: nn.Module, x: Tensor) -> Tensor:

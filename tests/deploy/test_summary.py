@@ -48,7 +48,7 @@ def test_rows_have_costs_and_the_memory_is_that_of_the_program() -> None:
     assert (conv.weights, conv.macs, conv.bytes) == (144, 144 * 16, 72)
     assert (head.weights, head.macs, head.bytes) == (384, 384, 4 * 387)
     assert conv.stair.startswith("int4, quantum 0.25")
-    assert report.exports_exactly
+    assert report.freezes
     assert report.plan is not None
     integer = ss.freeze(net, (2, 9, 9), zero=121, scale=64.0)
     assert report.plan.ram == memory_plan(integer).ram
@@ -71,7 +71,7 @@ def test_float_network_is_reported_in_ternary_and_left_as_it_is() -> None:
     ]
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     without = report_of(model)
-    assert without.exports_exactly is None
+    assert without.freezes is None
     assert "give `shape`" in without.conclusion
 
 
@@ -82,7 +82,7 @@ def test_what_does_not_export_is_named_and_what_follows_a_stair_is_examined() ->
     assert exports["norm"].startswith("after training perhaps: cannot export 'norm': negative")
     assert exports["group"].startswith("cannot export 'group': GroupNorm")
     assert {exports[name] for name in ("conv", "point", "relu", "flatten", "head")} == {"yes"}
-    assert not report.exports_exactly
+    assert not report.freezes
     with pytest.raises(ExportError) as caught:
         ss.freeze(net, (1, 8, 8), zero=128, scale=64.0)
     assert report.conclusion == f"does not freeze: {caught.value}"
@@ -94,13 +94,13 @@ def test_what_training_may_change_is_said() -> None:
     model(torch.zeros(2, 1, 6, 6))
     net = ss.quantise(model, TERNARY, TERNARY, skip="5").eval()
     report = report_of(net, (1, 6, 6))
-    assert report.exports_exactly
+    assert report.freezes
     assert "as it is, but training may change that: cannot export '2'" in report.conclusion
     ss.freeze(net, (1, 6, 6), zero=128, scale=64.0)
     norm = net.get_submodule("2")
     assert isinstance(norm, nn.BatchNorm2d)
     norm.weight.data[1] = -0.5
-    assert not report_of(net, (1, 6, 6)).exports_exactly
+    assert not report_of(net, (1, 6, 6)).freezes
 
 
 def test_wrong_inputs_are_named(capfd: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_wrong_inputs_are_named(capfd: pytest.CaptureFixture[str]) -> None:
         assert caught.value.field == "shape"
     assert capfd.readouterr().err == ""
     report = report_of(model, (1, 6, 6), zero=3.5)  # type: ignore[arg-type]
-    assert report.exports_exactly is False
+    assert report.freezes is False
     assert "zero must be an integer" in report.conclusion
 
 
@@ -153,7 +153,7 @@ def test_all_parameters_are_counted_and_what_never_exports_is_named_without_a_sh
     assert floats == {"Embedding": 400, "LayerNorm": 16, "MultiheadAttention": 288, "Words": 8}
     assert sum(row.parameters for row in report.rows) == total
     assert sum(row.bytes for row in report.rows) == 64 // 4 + 4 * (total - 64)
-    assert report.exports_exactly is False
+    assert report.freezes is False
     assert {row.kind for row in report.rows if row.exports} == {*floats} - {"Words"}
     headline, *_ = str(report).splitlines()
     assert headline == report.headline

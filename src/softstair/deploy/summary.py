@@ -55,14 +55,14 @@ class Report:
     Attributes:
         rows: In order of execution; layers are numbered in the order of their activations.
         conclusion: One sentence: the network freezes, or what does not and what to change.
-        exports_exactly: Whether it does; None if that depends on the ``shape`` of the input.
+        freezes: Whether it does; None if that depends on the ``shape`` of the input.
         plan: The memory that the C program will need; None if there will be no such program. The
             widths of its constants are estimated, and its RAM is exact.
     """
 
     rows: tuple[ReportRow, ...]
     conclusion: str
-    exports_exactly: bool | None = None
+    freezes: bool | None = None
     plan: MemoryPlan | None = None
 
     @property
@@ -73,8 +73,8 @@ class Report:
         total = sum(row.parameters for row in self.rows)
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in floats.most_common())
         share = f"quantised {1 - floats.total() / max(1, total):.1%} of the {total:,} parameters"
-        exports = {True: YES, False: "no", None: "depends on `shape`"}[self.exports_exactly]
-        if refused and not self.exports_exactly:
+        exports = {True: YES, False: "no", None: "depends on `shape`"}[self.freezes]
+        if refused and not self.freezes:
             exports += f" ({', '.join(f'{count} {kind}' for kind, count in refused.items())})"
         return f"{share} (in float: {kinds or 'none'}); trains: yes; exports: {exports}"
 
@@ -128,7 +128,7 @@ def report(
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="3")
     >>> summary = ss.report(net, shape=(1, 2, 2))
-    >>> summary.exports_exactly, [row.exports for row in summary.rows]
+    >>> summary.freezes, [row.exports for row in summary.rows]
     (True, ['yes', 'yes', 'yes', 'yes'])
     >>> print(summary.conclusion)
     freezes; C needs about 112 bytes of constants and 176 bytes of RAM
