@@ -116,7 +116,8 @@ def _requantise(row: Any, x: Array, y: Array | None = None) -> Array:
     if y is not None:
         second = y * _channels(row["beside"], x, row["axis"])
         _assert_below(second, 2**53)
-        total = total + second
+        total = total + second + _channels(row["rest"], x, row["axis"])
+        _assert_below(total, 2**53)
     # ⌊total / 2^shift + ½⌋
     rounded = np.floor_divide(2 * total + 2**shift, 2 ** (shift + 1))
     return rounded.clip(row["low"], row["high"])

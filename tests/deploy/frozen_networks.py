@@ -63,14 +63,15 @@ class Builder(RandomBuilder):
         multiplier = (wanted * 2.0**shift).long()
         if rounding == "double":
             multiplier = multiplier.clamp(2**30, 2**31 - 1)
-        other, inputs = None, (self.last,)
+        other, rest, inputs = None, None, (self.last,)
         if beside:
             inputs = (self.last, beside)
             other = (torch.tensor(self.random.uniform(0.1, 1, count)) * 2.0**shift).long()
             y = self.nodes[beside]
             room = 51 - bits(y.low, y.high)
             other = other.clamp(max=2 ** min(room, 31) - 1).int()
-        own = (factors.int(), bias.int(), multiplier.int(), shift.int(), other)
+            rest = (torch.tensor(self.random.uniform(-9, 9, count)) * 2.0**shift).long()
+        own = (factors.int(), bias.int(), multiplier.int(), shift.int(), other, rest)
         return self.add(nodes.Requantise(name, inputs, low, high, *own, rounding=rounding))
 
     def scores(self, name: str, shift: int = 0) -> str:

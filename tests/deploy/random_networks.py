@@ -158,7 +158,8 @@ class RandomBuilder:
         other = random(-(2**16), 2**16) if beside else None
         kinds = (factor.int(), bias.int(), multiplier.int(), shift.int())
         inputs = (self.last,) if beside is None else (self.last, beside)
-        more = (None if other is None else other.int(), 1, rounding)
+        rest = None if other is None else random(-(2**40), 2**40) >> (40 - shift)
+        more = (None if other is None else other.int(), rest, 1, rounding)
         return self.add(nodes.Requantise(name, inputs, low, high, *kinds, *more))
 
     def max_pool(self, name: str, kernel: int, stride: int, padding: int) -> str:

@@ -33,7 +33,7 @@ def requantised(
     slope, offset = torch.as_tensor(slope).double(), torch.as_tensor(offset).double()
     empty = torch.zeros(len(slope), dtype=torch.int32)
     inputs = ("x",) if beside is None else ("x", "y")
-    node = Requantise("n", inputs, *ends, empty, empty, empty, empty, None, 1, rounding)
+    node = Requantise("n", inputs, *ends, empty, empty, empty, empty, None, None, 1, rounding)
     bound = torch.full((len(slope),), reach)
     second = None if beside is None else torch.as_tensor(beside).double()
     return requantise(node, Line(slope, offset), -bound, bound, second, other)
@@ -183,13 +183,14 @@ def test_a_second_input_and_the_offset_keep_their_size(
     found = node.run(torch.tensor(x).int(), torch.tensor(y).int()).numpy()
     real = x * slope + y * beside + offset
     error = np.abs(found - real.clip(*ends)) - 0.5
-    # Constants are those whose offset, in units of the sum, has more than 30 bits, and those
-    # that 2 / 2^shift of the sum is more than enough for.
-    is_constant = node.factor.numpy() == 0
-    least = np.maximum(np.abs(offset) / 2.0**29, 2.0 ** (1 - node.shift.numpy()))
-    assert (np.abs(slope) <= least)[is_constant].all()
-    size = np.abs(real) + np.abs(y * beside)
-    assert (error <= 2.0**-10 * (1 + size / 16) + is_constant * np.abs(slope) * reach).all()
+    shift = node.shift.numpy()
+    assert (error <= 2.0**-shift * (reach + other + 1)).all()
+    # The largest term has 20 bits behind the point, or as many as 2⁵¹ and multipliers of 30 leave.
+    size = np.maximum(np.abs(slope) * reach, np.maximum(np.abs(beside) * other, np.abs(offset)))
+    scale = np.maximum(np.abs(slope), np.abs(beside))
+    assert (
+        shift >= np.minimum(49 - np.log2(size), 28 - np.log2(scale)).clip(0, 50).astype(int)
+    ).all()
 
 
 def test_lines_without_a_form_raise() -> None:

@@ -220,7 +220,7 @@ class NodeBuilder(NodeList):
             except ArithmeticError as error:
                 raise ExportError.of(name, f"{error}", "Train again") from None
         elif x.shortcut is not None:
-            node = replace(node, beside=empty)
+            node = replace(node, beside=empty, rest=empty.long())
         self.add_node(node)
 
     def _in_unit(

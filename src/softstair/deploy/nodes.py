@@ -144,11 +144,11 @@ class Steps(Node):
 
 @dataclass(frozen=True, eq=False)
 class Requantise(Node):
-    """Integers in another unit: clamp(round((v·multiplier + y·beside) / 2^shift)), where
-    v = x·factor + bias and y is the second input, if there is one.
+    """Integers in another unit: clamp(round((v·multiplier + y·beside + rest) / 2^shift)), where
+    v = x·factor + bias and y is the second input; without one there is no ``beside`` and ``rest``.
 
-    Each channel has its own numbers, (C,) int32. "once" rounds once, halves up, in 64 bits.
-    "double" is gemmlowp's arithmetic: the high half of 2·v·multiplier, rounded, then a rounding
+    Each channel has its own numbers, (C,) int32, and int64 in ``rest``. "once" rounds once, halves
+    up, in 64 bits. "double" is gemmlowp's arithmetic: the high half of 2·v·multiplier, rounded, then a rounding
     shift; it has no second input.
     """
 
@@ -157,6 +157,7 @@ class Requantise(Node):
     multiplier: Tensor
     shift: Tensor
     beside: Tensor | None = None
+    rest: Tensor | None = None
     axis: int = 1
     rounding: Rounding = "once"
 
@@ -167,8 +168,8 @@ class Requantise(Node):
             level = doubly_rounded(value, row(self.multiplier), shift)
         else:
             total = value * row(self.multiplier)
-            if self.beside is not None:
-                total = total + x[1].long() * row(self.beside)
+            if self.beside is not None and self.rest is not None:
+                total = total + x[1].long() * row(self.beside) + row(self.rest)
             level = (total + ((1 << shift) >> 1)) >> shift
         return level.clamp(self.low, self.high).int()
 

@@ -249,6 +249,8 @@ def in_float64(graph: OnnxGraph, node: Requantise, x: str, beside: str = "") -> 
     if node.rounding == "double":
         return _doubly_rounded(graph, node, graph.line(x, *v, hint="sum"))
     half = torch.from_numpy(np.ldexp(0.5 * (shift > 0), shift))
+    if node.rest is not None:
+        half = half + node.rest
     source = graph.network.node(node.inputs[0])
     factor, addend = node.factor.long() * node.multiplier, node.bias.long() * node.multiplier
     widest = factor.abs().double() * max(-source.low, source.high) + addend.abs() + half

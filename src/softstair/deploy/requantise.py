@@ -3,6 +3,7 @@
 A level is round(slope·x + offset). In integers it is (v·multiplier + half) >> shift of
 v = x·factor + bias. The multiplier has at most 24 bits, so that float32 holds it, and is moved by
 at most 2⁻⁹ of itself until a float32 product rounded to even gives the same level at every sum.
+With a second input it is (x·multiplier + y·beside + rest + half) >> shift, with up to 30 bits.
 """
 
 from dataclasses import dataclass, replace
@@ -16,18 +17,14 @@ from softstair.deploy.nodes import INT32_LIMIT, Requantise, Rounding
 
 FINE = 2.0**-16
 """Levels, at most, that one unit of a bias stands for."""
-FINE_BESIDE = 2.0**-10
-"""The same where a second input leaves fewer bits for the multiplier."""
 COARSE = 2.0**-3
 """The same where float32 cannot hold the sums in a finer unit."""
 FLOAT32_BITS, VALUE_BITS, TOTAL_BITS, MAX_SHIFT = 24, 30, 51, 50
-BESIDE_BITS = 30
-"""Of a second multiplier: such products are no float32 ones."""
+MULTIPLIER_BITS = 30
+"""Where there is a second input: such sums are no float32 ones."""
 TRIES = 256
 MOST_LEVELS = 2**10
 """Of a node whose multipliers are moved; no float32 runtime has more than 8 bits."""
-CONSTANT_BITS = 8
-"""Of the multiplier of a constant that is added to a second input, at least."""
 MOVE = 2.0**-9
 DOUBLE_BITS = 31
 
@@ -92,34 +89,27 @@ def requantise(
     if not bool(line.slope.isfinite().all() and line.offset.isfinite().all()):
         raise ArithmeticError("its scale or bias is not finite")
     largest = torch.maximum(least.abs(), greatest.abs()).double()
-    rounding: Rounding = node.rounding if beside is None else "once"
-    fine = FINE if beside is None else FINE_BESIDE
-    factor, bias, ratio = _sums(line, largest, rounding, fine)
+    if beside is not None:
+        return _beside(node, line, largest, beside, reach)
+    factor, bias, ratio = _sums(line, largest, node.rounding)
     constant = factor == 0
     magnitude = torch.where(constant, bias.abs(), largest * factor + bias.abs())
-    if rounding == "double":
+    if node.rounding == "double":
         multiplier, shift = _normalised(ratio)
     else:
-        multiplier, shift = _scaled(ratio, magnitude, beside, reach)
+        multiplier, shift = _scaled(ratio, magnitude)
     found = replace(
         node,
         factor=factor.int(),
         bias=bias.int(),
         multiplier=multiplier.int(),
         shift=shift.int(),
-        beside=None,
-        rounding=rounding,
     )
-    if beside is not None:
-        found = _with_offset(found, line.offset, largest)
-        return replace(found, beside=(beside * 2.0**shift).round().int())
-    is_moved = rounding == "once" and node.high - node.low < MOST_LEVELS
+    is_moved = node.rounding == "once" and node.high - node.low < MOST_LEVELS
     return _moved(found, least, greatest) if is_moved else found
 
 
-def _sums(
-    line: Line, largest: Tensor, rounding: Rounding, unit: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _sums(line: Line, largest: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor, Tensor]:
     """Return factor, bias and the levels that one unit of v stands for."""
     slope = line.slope.abs()
     ratio = torch.where(slope > 0, line.offset / line.slope, torch.inf)
@@ -127,7 +117,7 @@ def _sums(
     ratio = torch.where(is_constant, 0.0, ratio)
     parts = lambda size: (slope / size).clamp(min=1).log2().ceil()
     room = lambda bits: (2.0**bits / (largest + ratio.abs()).clamp(min=1)).clamp(min=1)
-    fine = torch.minimum(parts(unit), room(FLOAT32_BITS).log2().floor())
+    fine = torch.minimum(parts(FINE), room(FLOAT32_BITS).log2().floor())
     coarse = torch.minimum(parts(COARSE), room(VALUE_BITS).log2().floor())
     factor = 2.0 ** torch.maximum(fine, coarse)
     if rounding == "double" and bool((slope >= factor).any()):
@@ -142,32 +132,35 @@ def _sums(
     return factor, bias, levels
 
 
-def _with_offset(node: Requantise, offset: Tensor, largest: Tensor) -> Requantise:
-    """Return the node with the biases that its rounded multipliers need for an offset.
+def _beside(
+    node: Requantise, line: Line, largest: Tensor, beside: Tensor, reach: int
+) -> Requantise:
+    """Return the node of a line and of a second input, with as many bits as products have room for.
 
-    A channel whose multiplier is as good as 0 is constant.
+    Every term stays below 2⁵¹, so that float64 holds their sum.
     """
-    is_constant = (node.multiplier.abs() < 2) | (node.factor == 0)
-    least = (node.shift + _bits(offset) - VALUE_BITS).clamp(min=CONSTANT_BITS)
-    whole = 2.0 ** torch.minimum(least, node.shift.double())
-    factor = torch.where(is_constant, 0, node.factor)
-    multiplier = torch.where(is_constant, whole, node.multiplier.double())
-    limit = INT32_LIMIT - 1 - largest * factor
-    bias = (offset * 2.0**node.shift / multiplier).round().clamp(-limit, limit)
-    return replace(node, factor=factor.int(), bias=bias.int(), multiplier=multiplier.int())
+    room = lambda most: (TOTAL_BITS - _bits(torch.as_tensor(most))).clamp(max=MULTIPLIER_BITS)
+    own, other = room(largest), room(float(reach))
+    shift = torch.minimum(own - _bits(line.slope), other - _bits(beside))
+    shift = torch.minimum(shift, TOTAL_BITS - _bits(line.offset)).clamp(0, MAX_SHIFT)
+    scaled = lambda x, bits: (x * 2.0**shift).round().clamp(-(2.0**bits), 2.0**bits)
+    ones = torch.ones(len(shift), dtype=torch.int32)
+    return replace(
+        node,
+        factor=ones,
+        bias=0 * ones,
+        multiplier=scaled(line.slope, own).int(),
+        shift=shift.int(),
+        beside=scaled(beside, other).int(),
+        rest=scaled(line.offset, torch.tensor(TOTAL_BITS)).long(),
+        rounding="once",
+    )
 
 
-def _scaled(
-    ratio: Tensor, magnitude: Tensor, beside: Tensor | None, reach: int
-) -> tuple[Tensor, Tensor]:
+def _scaled(ratio: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
     """Return multipliers and shifts with all the bits that their products have room for."""
-    most = FLOAT32_BITS if beside is None else BESIDE_BITS
-    room = (TOTAL_BITS - _bits(magnitude)).clamp(max=most)
-    shift = room - _bits(ratio)
-    if beside is not None:
-        own = min(most, TOTAL_BITS - max(reach, 1).bit_length())
-        shift = torch.minimum(shift, own - _bits(beside))
-    shift = shift.clamp(0, MAX_SHIFT)
+    room = (TOTAL_BITS - _bits(magnitude)).clamp(max=FLOAT32_BITS)
+    shift = (room - _bits(ratio)).clamp(0, MAX_SHIFT)
     limit = 2.0**room - 1
     return torch.minimum(torch.maximum((ratio * 2.0**shift).round(), -limit), limit), shift
 

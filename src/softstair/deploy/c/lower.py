@@ -278,6 +278,7 @@ def _rescaled(node: nodes.Requantise) -> _Sink:
         arrays |= {"factors": factor.astype(np.int32)} if (factor != 1).any() else {}
     arrays["multipliers"] = product.astype(np.int32)
     arrays["addends"] = bias if is_double else bias * multiplier + ((1 << shift) >> 1)
-    if node.beside is not None:
+    if node.beside is not None and node.rest is not None:
         arrays["others"] = node.beside.cpu().numpy()
+        arrays["addends"] = arrays["addends"] + node.rest.cpu().numpy()
     return _Sink("ss_store_doubly" if is_double else "ss_store_rescaled", arrays, limits)
