@@ -9,7 +9,7 @@ from pathlib import Path
 from parts import put
 
 from softstair.convert.ops import OPERATORS, RESHAPES, Effect, Operator
-from softstair.deploy.builder import never_decreases
+from softstair.deploy.modules import never_decreases
 
 PAGE = Path(__file__).parent / "layers.md"
 HEADS = "layer or function", "`quantise`", "fused", "freezes", "remarks"

@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import shutil
 import tarfile
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -210,6 +211,8 @@ def _download(download: Download, part: Path, progress: Progress) -> None:
                 if file.tell() < download.size:
                     raise ConnectionError("the connection was closed")
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         problem = f"cannot be downloaded ({first_line(error)})"
         remedy = f"{AGAIN} to resume, or look at the address in a browser"
         raise DataError(download.address, problem, remedy) from None
