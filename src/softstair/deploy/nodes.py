@@ -148,8 +148,8 @@ class Requantise(Node):
     v = x·factor + bias and y is the second input; without one there is no ``beside`` and ``rest``.
 
     Each channel has its own numbers, (C,) int32, and int64 in ``rest``. "once" rounds once, halves
-    up, in 64 bits. "double" is gemmlowp's arithmetic: the high half of 2·v·multiplier, rounded, then a rounding
-    shift; it has no second input.
+    up, in 64 bits. "double" is gemmlowp's arithmetic: the high half of 2·v·multiplier, rounded,
+    then a rounding shift; it has no second input.
     """
 
     factor: Tensor
