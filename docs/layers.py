@@ -57,7 +57,7 @@ def activations() -> str:
         (kind,) = row.modules
         kept = "the stair takes its place" if row.name == "relu" else "kept, then a stair"
         other = "float" if row.is_gate else "the stair takes its place"
-        facts = (kept, other, _word(never_decreases(kind())))
+        facts = (kept, other, "yes" if never_decreases(kind()) else "by a table of 256")
         names.setdefault(facts, []).append(f"`{kind.__name__}`")
     lines += [f"| {', '.join(own)} | {' | '.join(facts)} |" for facts, own in names.items()]
     return "\n".join(lines)

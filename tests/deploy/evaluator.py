@@ -155,6 +155,7 @@ NODES: dict[str, Any] = {
     "Sum": _sum,
     "Steps": _steps,
     "Requantise": _requantise,
+    "Lookup": lambda row, x: row["table"].astype(np.int64)[x],
     "MaxPool": lambda row, x: _pool(row, x, INT32[0], "max"),
     "SumPool": lambda row, x: _pool(row, x, 0, "sum"),
     "Expand": lambda row, x: np.broadcast_to(x, (len(x), *row["shape"])),

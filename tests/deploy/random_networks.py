@@ -162,6 +162,12 @@ class RandomBuilder:
         more = (None if other is None else other.int(), rest, 1, rounding)
         return self.add(nodes.Requantise(name, inputs, low, high, *kinds, *more))
 
+    def lookup(self, name: str, low: int, high: int) -> str:
+        """Add places in a table, and what it has there."""
+        self.requantise(f"{name}.places", 0, 255)
+        table = torch.tensor(self.random.integers(low, high + 1, 256))
+        return self.add(nodes.Lookup(name, (self.last,), low, high, nodes.narrow(table)))
+
     def max_pool(self, name: str, kernel: int, stride: int, padding: int) -> str:
         axes = self.results[self.last].dim() - 2
         windows = ((kernel,) * axes, (stride,) * axes, (padding,) * axes)
@@ -245,6 +251,9 @@ def random_network(seed: int) -> RandomBuilder:
         net.add_features("deep.add", start, net.last)
     if random.integers(2):
         net.concatenate("deep.both", net.last, start)
+    if random.integers(2):
+        net.sum("curved", 6, weights(), padding=(1, 1))
+        net.lookup("curved.table", *choose([(0, 15), (-128, 127), (-9, 1000)]))
     net.layer("wide", 5, weights(), levels(), dilation=(1, 2), padding=(0, 2), stride=(2, 1))
     if random.integers(2):
         net.sum_pool("average")

@@ -106,6 +106,12 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "uneven, with shortcuts": (
         lambda: image(block(nn.ReLU()), block(nn.ReLU())), {"features": UNEVEN}),
     "Tanh": (lambda: activated(nn.Tanh()), INT8),
+    "GELU": (lambda: activated(nn.GELU()), INT8),
+    "SiLU of few levels": (lambda: activated(nn.SiLU()), {"weights": "int4", "features": None}),
+    "residual, Mish": (lambda: image(block(nn.Mish()), block(nn.Mish())), INT8),
+    "residual, norm, Hardswish": (
+        lambda: image(block(nn.Sequential(nn.BatchNorm2d(4), nn.Hardswish()))), INT8),
+    "PReLU below 0": (lambda: activated(nn.PReLU(init=-0.2)), INT8),
     "PReLU": (lambda: activated(nn.PReLU(init=0.1)), INT8),
     "LeakyReLU": (lambda: activated(nn.LeakyReLU(0.2)), INT8),
     "Softplus": (lambda: activated(nn.Softplus()), {"weights": "int4", "features": None}),

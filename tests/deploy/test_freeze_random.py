@@ -106,6 +106,7 @@ def _examine_in_c(results: list[Result], folder: Path, kind: str) -> None:
 
 # The kinds of C take turns; the slice of the default lane has one network of each block.
 @needs_compiler
+@pytest.mark.filterwarnings("ignore:all weights of")
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("first", [14, *range(FIRST, FIRST + NETWORKS, SLICE)])
 def test_random_networks_raise_or_are_equal_everywhere(first: int, tmp_path: Path) -> None:

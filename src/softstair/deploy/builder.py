@@ -13,16 +13,27 @@ from torch import Tensor, nn
 
 from softstair.deploy import nodes
 from softstair.deploy.modules import (
-    check_monotone,
+    TABLE,
     has_gaps,
+    has_table,
     not_supported,
     pooling_windows,
     quantum_and_levels,
+    table_of,
     window,
     zero_padding,
 )
 from softstair.deploy.node_list import NodeList
-from softstair.deploy.nodes import ExportError, Requantise, Rounding, Shape, Steps, Sum, narrow
+from softstair.deploy.nodes import (
+    ExportError,
+    Lookup,
+    Requantise,
+    Rounding,
+    Shape,
+    Steps,
+    Sum,
+    narrow,
+)
 from softstair.deploy.requantise import Line, requantise
 from softstair.deploy.thresholds import Function, of_stair
 from softstair.deploy.values import (
@@ -129,9 +140,10 @@ class NodeBuilder(NodeList):
         stair = activation.stair
         if stair.integers is None or isinstance(stair.quantum, tuple):
             raise ExportError.of(name, "its levels have no common quantum", "Choose another stair")
-        if activation.function is not None:
-            check_monotone(name, activation.function)
-            x = self.apply(name, x, activation.function)
+        function = activation.function
+        is_table = function is not None and has_table(name, function)
+        if function is not None and not is_table:
+            x = self.apply(name, x, function)
         if isinstance(x, IntegerFeatures):
             x = self._pending(x)
         if x.source in self._read:
@@ -142,12 +154,37 @@ class NodeBuilder(NodeList):
         if high - low >= MAX_VALUES:
             reason = f"its levels are from {low:,} to {high:,} quanta"
             raise ExportError.of(name, reason, f"At most {MAX_VALUES:,} integers are allowed")
-        names = [*(f"{name}.{number}" for number in range(len(x.pools))), name]
-        self._levels(names[0], stair, x)
+        # Poolings are exchanged with the stair, or with places in a table: these never decrease.
+        names = [f"{name}.{number}" for number in range(len(x.pools) + is_table)] + [name]
+        ends: dict[str, Any] = {"low": low, "high": high}
+        if function is not None and is_table:
+            ends = {"low": 0, "high": TABLE - 1}
+            table = self._places(names[0], stair, function, x)
+            last = Lookup(name, (names[-2],), low, high, narrow(table))
+        else:
+            self._levels(names[0], stair, x)
         for before, after, pool in zip(names, names[1:], x.pools, strict=False):
-            self.add_node(replace(pool, name=after, inputs=(before,), low=low, high=high))
+            self.add_node(replace(pool, name=after, inputs=(before,), **ends))
+        if is_table:
+            self.add_node(last)
         self.stairs.append(name)
         return IntegerFeatures(name, quantum, low, high)
+
+    def _places(self, name: str, stair: Stair, function: nn.Module, x: PendingSum) -> Tensor:
+        """Add the place in a table for each sum, and return the levels of the table."""
+        line = line_of(x.before)
+        total = None if line is None or line.is_clamped else followed(line, x.after)
+        if line is None or total is None or total.is_clamped:
+            reason = f"the input of {type(function).__name__} is no line of a sum"
+            raise ExportError.of(name, reason, "Quantise it before")
+        beside = self._slope_beside(x, line)
+        reach = beside.abs() * (max(-x.shortcut.low, x.shortcut.high) if x.shortcut else 0)
+        sums = [total.slope * end + total.offset for end in (x.least, x.greatest)]
+        low, high = (torch.minimum(*sums) - reach).min(), (torch.maximum(*sums) + reach).max()
+        unit, first, table = table_of(function, stair, float(low), float(high))
+        place = Line(total.slope / unit, total.offset / unit - first)
+        self._requantised(name, x, place, beside / unit, 0, TABLE - 1)
+        return table
 
     def unknown_stair(self, name: str, stair: Stair, shape: Shape) -> IntegerFeatures:
         """Return the features of a stair whose input has no integer form."""

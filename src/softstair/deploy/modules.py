@@ -1,14 +1,17 @@
 """What is read of float modules and stairs, and whether it has an integer form."""
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from softstair.deploy.nodes import ExportError, Shape
 from softstair.stair import Stair
 
+TABLE, GRID = 256, 2**16
+"""Entries of a table, and inputs at which is asked where a function gives more than one level."""
 ADVICE = {
     "amax": "Use nn.AdaptiveMaxPool2d(1) instead",
     "getitem": "To drop axes of length 1, use x.flatten(1)",
@@ -65,12 +68,38 @@ def check_finite(name: str, module: nn.Module) -> None:
             raise ExportError.of(name, reason, "Train again with a lower learning rate")
 
 
-def check_monotone(name: str, function: nn.Module) -> None:
-    """Raise ExportError if an activation that is kept before a stair decreases somewhere."""
-    if not never_decreases(function):
-        reason = f"it keeps {type(function).__name__}, which decreases somewhere"
-        advice = 'Use ReLU or Tanh, or a stair in its place: quantise(…, activation="replace")'
-        raise ExportError.of(name, reason, advice)
+def has_table(name: str, function: nn.Module) -> bool:
+    """Return whether an activation needs a table, because it decreases somewhere.
+
+    Raise ExportError if it does in some channels alone.
+    """
+    if never_decreases(function):
+        return False
+    if any(parameter.numel() > 1 for parameter in function.parameters()):
+        reason = f"it keeps {type(function).__name__}, which decreases in some channels"
+        raise ExportError.of(name, reason, "Use one parameter for all channels")
+    return True
+
+
+@torch.no_grad()
+def table_of(
+    function: nn.Module, stair: Stair, low: float, high: float
+) -> tuple[float, int, Tensor]:
+    """Return the levels of a stair after a function of equal steps over an interval.
+
+    Step i is at (first + i)·unit, so that one is at 0. Parts with a single level are left out.
+
+    Returns:
+        The unit, ``first``, and the levels in quanta, (256,).
+    """
+    grid = torch.linspace(low, high, GRID)
+    changes = stair.index(function(grid)).diff().nonzero().flatten().tolist() or [0]
+    low, high = float(grid[changes[0]]), float(grid[changes[-1] + 1])
+    unit = max((high - low) / (TABLE - 3), 1e-30)
+    first = math.floor(low / unit)
+    levels = torch.tensor(quantum_and_levels(stair)[1])
+    steps = (torch.arange(first, first + TABLE) * unit).float()
+    return unit, first, levels[stair.index(function(steps)).long()]
 
 
 @torch.no_grad()

@@ -174,6 +174,16 @@ class Requantise(Node):
         return level.clamp(self.low, self.high).int()
 
 
+@dataclass(frozen=True, eq=False)
+class Lookup(Node):
+    """What a table has for each integer from 0 to 255."""
+
+    table: Tensor  # (256,) int8, int16 or int32
+
+    def run(self, *x: Tensor) -> Tensor:
+        return self.table[x[0].long()].int()
+
+
 Stair = Steps | Requantise
 
 

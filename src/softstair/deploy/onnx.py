@@ -248,6 +248,13 @@ def _sum_of_digits(
     return graph.cast(total, "INT32")
 
 
+def _lookup(graph: OnnxGraph, node: nodes.Lookup, x: list[StoredTensor]) -> StoredTensor:
+    kind, zero = storage(node)
+    table = (node.table.int().numpy() + zero).astype(kind.lower())
+    inputs = [graph.constant("table", table), x[0].as_type(graph, "INT32").name]
+    return StoredTensor(graph.apply("Gather", inputs), node.low, node.high, kind, zero)
+
+
 def _max_pool(graph: OnnxGraph, node: nodes.MaxPool, x: list[StoredTensor]) -> StoredTensor:
     _check_rank(graph, node)
     if x[0].kind != "INT32":
@@ -292,6 +299,7 @@ WRITERS: dict[type[nodes.Node], Callable[[OnnxGraph, Any, list[StoredTensor]], S
     nodes.Sum: _weighted_sum,
     nodes.Steps: add_stair,
     nodes.Requantise: add_stair,
+    nodes.Lookup: _lookup,
     nodes.MaxPool: _max_pool,
     nodes.SumPool: _sum_pool,
     nodes.Expand: _expand,

@@ -154,6 +154,11 @@ def _requantise(graph: QonnxGraph, node: nodes.Requantise, x: list[str]) -> None
     graph.apply("Cast", [total], to=graph.onnx.TensorProto.FLOAT)
 
 
+def _lookup(graph: QonnxGraph, node: nodes.Lookup, x: list[str]) -> None:
+    places = graph.cast(x[0], "INT64", "places")
+    graph.apply("Gather", [graph.constant("table", node.table.float().numpy()), places])
+
+
 def _add_multi_threshold(
     graph: QonnxGraph, node: nodes.Steps | nodes.Requantise, x: str, table: Array, step: int
 ) -> None:
@@ -208,6 +213,7 @@ WRITERS: dict[type[nodes.Node], Callable[[QonnxGraph, Any, list[str]], Any]] = {
     nodes.SumPool: _sum,
     nodes.Steps: _steps,
     nodes.Requantise: _requantise,
+    nodes.Lookup: _lookup,
     nodes.MaxPool: lambda graph, node, x: graph.max_pool(node, x[0], graph.prefix),
     nodes.Expand: lambda graph, node, x: graph.expand(node, x[0]),
     nodes.Add: lambda graph, node, x: graph.apply("Add", x),

@@ -26,7 +26,7 @@ from softstair.deploy.c.program import MemoryPlan, memory_plan
 from softstair.deploy.freezing import Source, input_scale
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.lowering import GraphConversion, StaticValue, shape_of
-from softstair.deploy.modules import check_monotone
+from softstair.deploy.modules import has_table
 from softstair.deploy.nodes import ExportError
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.stair import Stair
@@ -269,7 +269,7 @@ class _Trial(GraphConversion):
                 return UNKNOWN
             try:
                 if module.function is not None:
-                    check_monotone(str(node.target), module.function)
+                    has_table(str(node.target), module.function)
             except ExportError as error:
                 self.errors[node] = error
             return self.builder.unknown_stair(str(node.target), module.stair, shape_of(node)[1:])

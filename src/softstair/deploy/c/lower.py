@@ -54,6 +54,8 @@ class _Lowering:
                 return None if self._is_fused(node) else self._sum(number, node)
             case nodes.Steps() | nodes.Requantise():
                 return self._stair(number, node)
+            case nodes.Lookup():
+                return self._lookup(number, node)
             case nodes.MaxPool() | nodes.SumPool():
                 return self._pool(number, node)
             case nodes.Pad():
@@ -176,6 +178,13 @@ class _Lowering:
         windows = (node.kernel, node.stride, node.padding)
         text = structure("ss_window", name, **window_fields(x, output, *windows))
         return Operation(number, (number,), (home,), (*clear, call), how, structures=(text,))
+
+    def _lookup(self, number: int, node: nodes.Lookup) -> Operation:
+        home, name = self._home(node.inputs[0]), f"layer_{number}"
+        table = narrowest(node.table.cpu().numpy())
+        call = f"ss_lookup(&layer_{home}, {name}_table, {table.itemsize}, &{name});"
+        constant = Constant(f"{name}_table", table, "thresholds")
+        return Operation(number, (number,), (home,), (call,), "by a table", (constant,))
 
     def _pad(self, number: int, node: nodes.Pad) -> Operation:
         home, output = self._home(node.inputs[0]), self.layout.features[node.name]

@@ -95,6 +95,22 @@ static inline void ss_add(const ss_features *a, const ss_features *b, const ss_f
     }
 }
 
+/* What a table of numbers of `width` bytes has for each feature. */
+static inline void ss_lookup(const ss_features *in, const void *table, int32_t width,
+                             const ss_features *out) {
+    int32_t x[SS_BLOCK];
+    for (int32_t place = 0; place < out->places; place++) {
+        for (int32_t channel = 0; channel < out->channels; channel += SS_BLOCK) {
+            const int32_t count = ss_min(SS_BLOCK, out->channels - channel);
+            ss_get_row(in, place, channel, count, x);
+            for (int32_t c = 0; c < count; c++) {
+                x[c] = ss_number(table, width, x[c]);
+            }
+            ss_put_row(out, place, channel, count, x);
+        }
+    }
+}
+
 /* Copies features into larger ones, so many rows, columns and channels from their beginning; the
  * widths are those of `in` and `out`. */
 static inline void ss_place(const ss_features *in, const ss_features *out, int32_t width,
