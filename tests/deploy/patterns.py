@@ -306,6 +306,10 @@ PAGE: dict[str, list[Pattern]] = {
         ),
     ],
     "features concatenated along another axis": [Pattern(lambda: Concatenated("ab", 2))],
+    "a normalisation and an activation before": [
+        Pattern(lambda: image(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU())),
+        Pattern(lambda: sound(nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 4, 3), nn.ReLU()), SOUND),
+    ],
     "a squeeze-excite block": [among(squeeze_excite)],
     "`GroupNorm` or `LayerNorm`": [ROWS["OtherNorm"]],
     "a layer after `AvgPool2d`": [

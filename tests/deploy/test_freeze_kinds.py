@@ -35,6 +35,17 @@ def block(end: nn.Module, shortcut: nn.Module | None = None) -> nn.Module:
     return Code(code, **parts, shortcut=shortcut or nn.Identity())
 
 
+def before() -> list[nn.Module]:
+    """A normalisation and an activation before the weights that read them."""
+    return [nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()]
+
+
+def early() -> nn.Module:
+    """A residual block that normalises first."""
+    part = lambda: nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    return Code(lambda m, x: x + m.second(m.first(x)), first=part(), second=part())
+
+
 def joined(join: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
     """Two branches of other quanta, joined, and a layer that reads both."""
     parts = {"left": nn.Sequential(conv(), nn.ReLU()), "right": nn.Sequential(conv(), nn.ReLU())}
@@ -105,6 +116,12 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "heaviside": (lambda: image(block(nn.ReLU())), {"features": ss.Stair.heaviside()}),
     "uneven, with shortcuts": (
         lambda: image(block(nn.ReLU()), block(nn.ReLU())), {"features": UNEVEN}),
+    "norms before the weights": (lambda: image(*before(), *before()), {}),
+    "norms before the weights, of bytes": (lambda: image(*before(), *before()), INT8),
+    "residual, norms before the weights": (
+        lambda: image(early(), early(), nn.BatchNorm2d(4), nn.ReLU()),
+        {"weights": "int4", "features": None,
+         "options": ss.QuantiseOptions(sums="sum", shortcuts=UINT8)}),
     "Tanh": (lambda: activated(nn.Tanh()), INT8),
     "GELU": (lambda: activated(nn.GELU()), INT8),
     "SiLU of few levels": (lambda: activated(nn.SiLU()), {"weights": "int4", "features": None}),

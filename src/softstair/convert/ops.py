@@ -302,7 +302,7 @@ OPERATORS = (
         module_of_call=_batch_norm,
         why="a normalisation",
         exact=True,
-        note="after a layer with weights",
+        note="after a layer with weights, or before an activation",
     ),
     Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why=NORM),
     Operator("mul", Effect.FLOAT, aliases=("imul",), why=PRODUCT),

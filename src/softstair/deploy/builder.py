@@ -222,7 +222,7 @@ class NodeBuilder(NodeList):
         (_, levels), axis = quantum_and_levels(stair), self.channel_axis(x.source)
         if self.choices.searched:
             table, decreasing = of_stair(stair, x.before, x.least, x.greatest, x.axes)
-            self._negate(x, decreasing)
+            x = self._negated(x, decreasing)
         else:
             largest = torch.where(-x.least > x.greatest, x.least, x.greatest + 1)
             table = largest[:, None].expand(-1, len(levels) - 1).contiguous()
@@ -237,7 +237,7 @@ class NodeBuilder(NodeList):
         least, greatest = x.least, x.greatest
         if isinstance(self.nodes[x.source], Sum):
             falling = line.slope < 0
-            self._negate(x, falling)
+            self._negated(x, falling)
             line = replace(line, slope=line.slope.abs())
             least, greatest = (
                 torch.where(falling, -b, a) for a, b in ((least, greatest), (greatest, least))
@@ -294,26 +294,33 @@ class NodeBuilder(NodeList):
         features = IntegerFeatures(x.source, 1.0, source.low, source.high)
         return self.expand(f"{name}.expanded", features, shape).node, channels
 
-    def _negate(self, x: PendingSum, channels: Tensor) -> None:
-        """Negate the weights of the channels in which a function decreases."""
+    def _negated(self, x: PendingSum, channels: Tensor) -> PendingSum:
+        """Negate the weights of the channels in which a function decreases, or the features."""
         if not bool(channels.any()):
-            return
-        source = self.nodes[x.source]
-        if not isinstance(source, Sum):
-            raise ExportError.of(x.source, "a function of it decreases", "Put it after the weights")
-        sign = torch.where(channels, -1, 1).reshape(-1, *[1] * (source.weight.dim() - 1))
+            return x
+        source, sign = self.nodes[x.source], torch.where(channels, -1, 1)
         least = torch.where(channels, -x.greatest, x.least)
         greatest = torch.where(channels, -x.least, x.greatest)
         ends: Any = {"low": int(least.min()), "high": int(greatest.max())}
-        self.nodes[x.source] = replace(source, weight=narrow(source.weight * sign), **ends)
+        if isinstance(source, Sum):
+            weight = narrow(source.weight * sign.reshape(-1, *[1] * (source.weight.dim() - 1)))
+            self.nodes[x.source] = replace(source, weight=weight, **ends)
+            return x
+        axes = len(self.sizes[x.source]) - 1
+        if axes not in (1, 2):
+            raise ExportError.of(x.source, "a function of it decreases", "Put it after the weights")
+        one, none = (1,) * axes, (0,) * axes
+        facts: Any = {"stride": one, "padding": none, "dilation": one, "groups": len(sign)}
+        weight = narrow(sign.reshape(-1, 1, *one))
+        name = self.unused(f"{x.source}.negated")
+        self.add_node(Sum(name, (x.source,), weight=weight, **ends, **facts))
+        return replace(x, source=name, least=least, greatest=greatest)
 
     def apply(self, name: str, x: Value, function: Function) -> PendingSum:
         """Apply a normalisation or an activation that is kept."""
-        if isinstance(function, nn.modules.batchnorm._BatchNorm):
-            if isinstance(x, IntegerFeatures):
-                raise ExportError.of(name, "no weights precede it", "Put it after the weights")
-            self._check_norm(name, x, function)
         x = self._pending(x) if isinstance(x, IntegerFeatures) else x
+        if isinstance(function, nn.modules.batchnorm._BatchNorm):
+            self._check_norm(name, x, function)
         if x.shortcut is None:
             return replace(x, before=(*x.before, function))
         return replace(x, after=(*x.after, function))
