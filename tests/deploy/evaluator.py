@@ -141,6 +141,11 @@ def gemmlowp(v: Array, multiplier: Array, exponent: Array) -> Array:
     return (high >> exponent) + (remainder > threshold)
 
 
+def _select(row: Any, x: Array) -> Array:
+    places = [row[key] for key in ("channels", "rows", "columns") if row.get(key) is not None]
+    return x[np.ix_(np.arange(len(x)), *places)]
+
+
 def _pad(row: Any, x: Array) -> Array:
     pairs = list(zip(row["padding"][::2], row["padding"][1::2], strict=True))[::-1]
     return np.pad(x, [(0, 0)] * (x.ndim - len(pairs)) + pairs)
@@ -158,7 +163,7 @@ NODES: dict[str, Any] = {
     "Lookup": lambda row, x: row["table"].astype(np.int64)[x],
     "MaxPool": lambda row, x: _pool(row, x, INT32[0], "max"),
     "SumPool": lambda row, x: _pool(row, x, 0, "sum"),
-    "Expand": lambda row, x: np.broadcast_to(x, (len(x), *row["shape"])),
+    "Select": _select,
     "Add": lambda _, x, y: x + y,
     "Concat": lambda row, *x: np.concatenate(x, row["axis"]),
     "Pad": _pad,

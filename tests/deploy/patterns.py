@@ -232,6 +232,7 @@ ROWS: dict[str, Pattern] = {
     "pixel_shuffle": among(lambda: nn.PixelShuffle(2)),
     "channel_shuffle": among(lambda: nn.ChannelShuffle(2)),
     "ZeroPad": among(lambda: nn.ZeroPad2d(1)),
+    "Nearest": among(lambda: nn.Upsample(scale_factor=2, mode="nearest")),
     "CopyingPad": among(lambda: nn.ReflectionPad2d(1)),
     "max_pool1d": in_one_dimension(lambda: nn.MaxPool1d(2)),
     "max_pool2d": among(lambda: nn.MaxPool2d(2)),

@@ -174,7 +174,16 @@ class RandomBuilder:
         return self._add_in_same_range(nodes.MaxPool, name, *windows)
 
     def expand(self, name: str, shape: tuple[int, ...]) -> str:
-        return self._add_in_same_range(nodes.Expand, name, shape)
+        """Repeat features along axes of length 1."""
+        own = self.results[self.last].shape[1:]
+        places = [torch.arange(n).int() % size for size, n in zip(own, shape, strict=True)]
+        return self._add_in_same_range(nodes.Select, name, *places)
+
+    def select(self, name: str) -> str:
+        """Take features from some channels, rows and columns."""
+        shape = self.results[self.last].shape[1:]
+        draw = lambda n: torch.tensor(self.random.integers(0, n, self.random.integers(1, n + 3)))
+        return self._add_in_same_range(nodes.Select, name, *(draw(n).int() for n in shape))
 
     def flatten(self, name: str) -> str:
         return self._add_in_same_range(nodes.Flatten, name)
@@ -251,6 +260,8 @@ def random_network(seed: int) -> RandomBuilder:
         net.add_features("deep.add", start, net.last)
     if random.integers(2):
         net.concatenate("deep.both", net.last, start)
+    if random.integers(2):
+        net.select("deep.selected")
     if random.integers(2):
         net.sum("curved", 6, weights(), padding=(1, 1))
         net.lookup("curved.table", *choose([(0, 15), (-128, 127), (-9, 1000)]))

@@ -164,9 +164,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "hardtanh": nn.Hardtanh,
     "tanh": nn.Tanh,
 }
-MOVE_FUNCTIONS = (
-    "chunk clone expand flip getitem narrow permute repeat roll split transpose".split()
-)
+SELECTIONS = "chunk clone expand flip getitem narrow repeat roll split".split()
+"""Functions that take features from other channels, rows or columns."""
+NEAREST = "and `Upsample(mode='nearest')`"
+ALONG = "along channels, rows and columns, each by itself"
 RESHAPES = "flatten unflatten contiguous reshape squeeze unsqueeze view".split()
 """Functions that keep the order of the elements."""
 VECTOR = "to the same shape, or to a vector for each example"
@@ -275,13 +276,15 @@ OPERATORS = (
     Operator("feature_alpha_dropout", Effect.DROPOUT, (nn.FeatureAlphaDropout,)),
     Operator("flatten", Effect.MOVE, (nn.Flatten,), exact=True, note=VECTOR),
     Operator("unflatten", Effect.MOVE, (nn.Unflatten,), exact=True, note=VECTOR),
-    *(Operator(name, Effect.MOVE) for name in MOVE_FUNCTIONS),
+    *(Operator(name, Effect.MOVE, exact=True, note=ALONG) for name in SELECTIONS),
+    *(Operator(name, Effect.MOVE) for name in ("permute", "transpose")),
     *(Operator(name, Effect.MOVE, exact=True, note=VECTOR) for name in RESHAPES[2:]),
     Operator("pixel_shuffle", Effect.MOVE, (nn.PixelShuffle,)),
-    Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,)),
+    Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,), exact=True),
+    Operator("Nearest", Effect.MOVE, (nn.UpsamplingNearest2d,), exact=True, note=NEAREST),
     # Modules only: F.pad may pad with any number.
     Operator("ZeroPad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d), exact=True),
-    Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d)),
+    Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d), exact=True),
     *_poolings("max_pool", Effect.MOVE, (nn.MaxPool1d, nn.MaxPool2d), PLAIN, _max_pool),
     *_poolings("adaptive_max_pool", Effect.MOVE, ADAPTIVE_MAX_POOLS, EQUAL),
     Operator("cat", Effect.JOIN, aliases=("concat",), exact=True),
@@ -322,6 +325,8 @@ _BY_NAME = {name: operator for operator in OPERATORS for name in (operator.name,
 
 def operator_of(module: nn.Module) -> Operator:
     """Return the row of a module's type or of its nearest base class; else :data:`UNKNOWN`."""
+    if isinstance(module, nn.Upsample) and module.mode == "nearest":
+        return _BY_NAME["Nearest"]
     rows = (_BY_MODULE[base] for base in type(module).__mro__ if base in _BY_MODULE)
     return next(rows, UNKNOWN)
 

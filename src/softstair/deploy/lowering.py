@@ -10,13 +10,20 @@ import torch
 from torch import Tensor, fx, nn
 
 from softstair.convert.graph import Graph, GraphStep
-from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
+from softstair.convert.ops import (
+    RESHAPES,
+    SELECTIONS,
+    Operator,
+    operator_named,
+    operator_of,
+)
 from softstair.deploy.builder import NodeBuilder
 from softstair.deploy.modules import check_finite, not_supported
 from softstair.deploy.nodes import ExportError, Shape
 from softstair.deploy.values import IntegerFeatures, PendingSum, Value
 from softstair.nn import StairActivation, StairLayer
 
+SELECTING = (*SELECTIONS, "channel_shuffle", "CopyingPad", "Nearest")
 SIZES = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement"})
 
 
@@ -157,6 +164,10 @@ class GraphConversion:
             raise ExportError.of(name, f"its input was reshaped to {shape}", advice)
         if any(isinstance(x, Reshaped) for x in features):
             raise self.refusal(node, function)
+        if isinstance(inputs[0], tuple) and function == "getitem":
+            return inputs[0][int(str(node.args[1]))]
+        if operator.name in SELECTING and len(features) == 1:
+            return self._selected(name, node, features[0])
         if operator.name == "cat" and features == inputs:
             return self._concatenate(name, node)
         if operator.module_of_call and module is None and len(features) == 1:
@@ -271,6 +282,45 @@ class GraphConversion:
         if shape == (math.prod(before),):
             return self.builder.flatten(name, source)
         return Reshaped(source, shape)
+
+    def _selected(self, name: str, node: fx.Node, x: Value) -> Any:
+        """Return features from other places, which the call itself tells of their numbers."""
+        source = self.builder.integers(name, x)
+        shape = self.builder.sizes[source.node]
+        size = math.prod(shape)
+        numbers = torch.arange(self.batch * size, dtype=torch.float64).reshape(-1, *shape)
+
+        def argument(part: Any) -> Any:
+            own = self.values.get(part) if isinstance(part, fx.Node) else StaticValue(part)
+            return own.value if isinstance(own, StaticValue) else numbers
+
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), argument)
+        if node.op == "call_method":
+            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            called: Any = self._module(node) or node.target
+            result = called(*args, **kwargs)
+        one = lambda y: self._places(name, source, y, shape)
+        return tuple(map(one, result)) if isinstance(result, tuple | list) else one(result)
+
+    def _places(
+        self, name: str, source: IntegerFeatures, numbers: Tensor, shape: Shape
+    ) -> IntegerFeatures:
+        """Return features in the order of their numbers."""
+        first, size = numbers[0].long(), math.prod(shape)
+        batch = torch.arange(self.batch).reshape(-1, *[1] * first.dim()) * size
+        places, total, stride = [], torch.zeros_like(first), size
+        for axis, length in enumerate(shape if first.dim() == len(shape) else ()):
+            stride //= length
+            line = first.movedim(axis, 0).flatten(1)[:, 0]
+            places.append(line // stride % length)
+            total = total + (places[-1] * stride).reshape(-1, *[1] * (first.dim() - 1 - axis))
+        if not places or not torch.equal(numbers.long(), batch + total):
+            reason = "it moves features in an order that no axis has by itself"
+            raise ExportError.of(name, reason, "Remove or replace it")
+        if all(torch.equal(y, torch.arange(n)) for y, n in zip(places, shape, strict=True)):
+            return replace(source)
+        return self.builder.select(self.builder.unused(name), source, places)
 
     def _concatenate(self, name: str, node: fx.Node) -> IntegerFeatures:
         arguments: dict[str, Any] = dict(zip(("tensors", "dim"), node.args, strict=False))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from softstair.deploy import nodes
 from softstair.deploy.frozen import FrozenNetwork
@@ -73,8 +73,13 @@ class NodeList:
         """Add a repetition of features along axes of length 1, unless they have the shape."""
         if self.sizes[x.node] == shape:
             return x
-        node = self.add_node(nodes.Expand(name, (x.node,), x.low, x.high, shape))
-        return replace(x, node=node.name)
+        sizes = zip(self.sizes[x.node], shape, strict=True)
+        return self.select(name, x, [torch.arange(n) % size for size, n in sizes])
+
+    def select(self, name: str, x: IntegerFeatures, places: Sequence[Tensor]) -> IntegerFeatures:
+        """Add features from other places along each axis."""
+        node = nodes.Select(name, (x.node,), x.low, x.high, *(part.int() for part in places))
+        return replace(x, node=self.add_node(node).name)
 
     def add_features(self, name: str, a: IntegerFeatures, b: IntegerFeatures) -> IntegerFeatures:
         """Add the sum of two features of one unit."""

@@ -228,13 +228,19 @@ class SumPool(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Expand(Node):
-    """Features repeated along axes of length 1, to ``shape`` (without the batch)."""
+class Select(Node):
+    """Features from other channels, rows and columns: y[c, i, j] = x[channels[c], rows[i],
+    columns[j]], each int32."""
 
-    shape: Shape
+    channels: Tensor
+    rows: Tensor | None = None
+    columns: Tensor | None = None
 
     def run(self, *x: Tensor) -> Tensor:
-        return x[0].expand(-1, *self.shape)
+        result = x[0]
+        for axis, places in enumerate(self.tensors.values(), 1):
+            result = result.index_select(axis, places)
+        return result
 
 
 @dataclass(frozen=True, eq=False)

@@ -269,8 +269,8 @@ def _check_rank(graph: OnnxGraph, node: nodes.MaxPool | nodes.SumPool) -> None:
         raise ExportError.of(node.name, "ONNX cannot pool without channels", "Give it (C, H, W)")
 
 
-def _expand(graph: OnnxGraph, node: nodes.Expand, x: list[StoredTensor]) -> StoredTensor:
-    return replace(x[0], name=graph.expand(node, x[0].name))
+def _select(graph: OnnxGraph, node: nodes.Select, x: list[StoredTensor]) -> StoredTensor:
+    return replace(x[0], name=graph.select(node, x[0].name))
 
 
 def _flatten(graph: OnnxGraph, node: nodes.Flatten, x: list[StoredTensor]) -> StoredTensor:
@@ -302,7 +302,7 @@ WRITERS: dict[type[nodes.Node], Callable[[OnnxGraph, Any, list[StoredTensor]], S
     nodes.Lookup: _lookup,
     nodes.MaxPool: _max_pool,
     nodes.SumPool: _sum_pool,
-    nodes.Expand: _expand,
+    nodes.Select: _select,
     nodes.Add: _add,
     nodes.Concat: _concat,
     nodes.Pad: _pad,

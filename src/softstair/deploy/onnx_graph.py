@@ -105,9 +105,16 @@ class OnnxGraph:
         pads = np.array([*others, *before, *others, *after], np.int64)
         return self.apply("Pad", [x, self.constant("pads", pads), zero])
 
-    def expand(self, node: nodes.Expand, x: str) -> str:
-        """Add an Expand node."""
-        return self.apply("Expand", [x, self.constant("shape", np.array((1, *node.shape)))])
+    def select(self, node: nodes.Select, x: str) -> str:
+        """Add a Gather along each axis that has other places."""
+        shape = self.network.sizes[node.inputs[0]]
+        axes = enumerate(zip(shape, node.tensors.values(), strict=True), 1)
+        moved = [(a, y) for a, (n, y) in axes if not np.array_equal(y.numpy(), np.arange(n))]
+        for number, (axis, places) in enumerate(moved, 1):
+            inputs = [x, self.constant("places", places.numpy())]
+            hint = "" if number == len(moved) else "selected"
+            x = self.apply("Gather", inputs, hint, axis=axis)
+        return x
 
     def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
         """Add a MaxPool node under exactly this name."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -57,6 +58,9 @@ RESERVED = frozenset(
 )
 MAX_NAME = 40
 THREADS = {1: (), 2: ("-pthread", "-DSOFTSTAIR_THREADS=2")}  # flags of the compiler
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+FLAGS = ("-O3", NATIVE)
+"""Those of the Makefile."""
 LANGUAGE = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic")
 
 
@@ -110,7 +114,7 @@ def _copy(source: Traversable, folder: Path, words: dict[str, str]) -> None:
 
 
 def build(
-    folder: Path, name: str = "network", trace: bool = False, flags: Sequence[str] = ("-O2",)
+    folder: Path, name: str = "network", trace: bool = False, flags: Sequence[str] = FLAGS
 ) -> Path:
     """Compile a written network with the compiler of the variable CC, or cc.
 
@@ -133,7 +137,7 @@ def build(
 
 
 def runner(
-    network: FrozenNetwork, folder: Path, threads: int = 1, flags: Sequence[str] = ("-O2",)
+    network: FrozenNetwork, folder: Path, threads: int = 1, flags: Sequence[str] = FLAGS
 ) -> Runner:
     """Compile a copy of the folder of a network, and return what runs it on a batch.
 

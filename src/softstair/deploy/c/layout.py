@@ -77,7 +77,7 @@ def layout(network: FrozenNetwork) -> MemoryLayout:
             memory.home[node.name], features = home, memory.features[home]
         elif isinstance(node, nodes.Sum):
             features = Features("SS_WORDS", *size)
-        elif isinstance(node, nodes.MaxPool | nodes.Expand):
+        elif isinstance(node, nodes.MaxPool | nodes.Select):
             before = memory.features[node.inputs[0]]
             features = Features(before.kind, *size, before.bias)
         elif isinstance(node, BIT_NODES) and (kind := _planes(network, node)):

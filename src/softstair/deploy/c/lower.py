@@ -62,8 +62,8 @@ class _Lowering:
                 return self._pad(number, node)
             case nodes.Concat():
                 return self._concatenate(number, node)
-            case nodes.Expand():
-                return self._expand(number, node)
+            case nodes.Select():
+                return self._select(number, node)
             case nodes.Add() | nodes.Flatten():
                 return self._elementwise(number, node)
             case nodes.Scores():
@@ -209,15 +209,24 @@ class _Lowering:
         clear = _clear(number, self.layout.features[node.name])
         return Operation(number, (number,), homes, (*clear, *calls), "side by side")
 
-    def _expand(self, number: int, node: nodes.Expand) -> Operation:
+    def _select(self, number: int, node: nodes.Select) -> Operation:
         home, output = self._home(node.inputs[0]), self.layout.features[node.name]
-        x = self.layout.features[node.inputs[0]]
-        # Distances between rows, columns and channels of the input; 0 along axes of length 1.
-        strides = (x.width if x.height > 1 else 0, int(x.width > 1), int(x.channels > 1))
-        numbers = ", ".join(map(str, (output.width, *strides)))
-        call = f"ss_expand(&layer_{home}, &layer_{number}, {numbers});"
+        x, name = self.layout.features[node.inputs[0]], f"layer_{number}"
+        # Places of one row are those of its only column axis.
+        rows, columns = (None, node.rows) if node.columns is None else (node.rows, node.columns)
+        axes = {"rows": (rows, x.height), "columns": (columns, x.width)}
+        axes["channels"] = (node.channels, x.channels)
+        constants = {
+            key: Constant(f"{name}_{key}", places.cpu().numpy(), "thresholds")
+            for key, (places, size) in axes.items()
+            if places is not None and not np.array_equal(places.cpu().numpy(), np.arange(size))
+        }
+        tables = ", ".join(constants[key].name if key in constants else "0" for key in axes)
+        call = f"ss_take(&layer_{home}, &{name}, {x.width}, {output.width}, {tables});"
         calls = (*_clear(number, output), call)
-        return Operation(number, (number,), (home,), calls, "repeated")
+        return Operation(
+            number, (number,), (home,), calls, "from other places", tuple(constants.values())
+        )
 
     def _elementwise(self, number: int, node: nodes.Add | nodes.Flatten) -> Operation:
         homes = tuple(self._home(name) for name in node.inputs)

@@ -126,14 +126,15 @@ static inline void ss_place(const ss_features *in, const ss_features *out, int32
     }
 }
 
-/* Repeats features along axes of length 1. The steps lead from one row, column and channel of `in`
- * to the next, 0 along axes of length 1; `width` is that of `out`. */
-static inline void ss_expand(const ss_features *in, const ss_features *out, int32_t width,
-                             int32_t row_step, int32_t column_step, int32_t channel_step) {
+/* Takes features from other rows, columns and channels; without a table, from the same ones. */
+static inline void ss_take(const ss_features *in, const ss_features *out, int32_t width,
+                           int32_t out_width, const int32_t *rows, const int32_t *columns,
+                           const int32_t *channels) {
     for (int32_t place = 0; place < out->places; place++) {
-        const int32_t from = place / width * row_step + place % width * column_step;
+        const int32_t y = place / out_width, x = place % out_width;
+        const int32_t from = (rows ? rows[y] : y) * width + (columns ? columns[x] : x);
         for (int32_t channel = 0; channel < out->channels; channel++) {
-            ss_put(out, place, channel, ss_at(in, from, channel * channel_step));
+            ss_put(out, place, channel, ss_at(in, from, channels ? channels[channel] : channel));
         }
     }
 }
