@@ -202,10 +202,12 @@ class _Reference:
         what = "of the classes" if self.outputs == "classes" else "of the variance of the values"
         with torch.no_grad():
             name, alone = self._worst()
+        why = f"Alone, {name!r} changes most: it keeps {alone:.1%}."
+        if alone >= KEPT:
+            why = "No layer does so alone: several do, or the new statistics of normalisations."
         warnings.warn(
-            f"the calibrated network keeps {kept:.1%} {what} of the float network. Alone, "
-            f"{name!r} changes most: it keeps {alone:.1%}. Train the network, or give this layer "
-            "more bits.",
+            f"the calibrated network keeps {kept:.1%} {what} of the float network. {why} Train the "
+            "network, or give its layers more bits.",
             stacklevel=3,
         )
 

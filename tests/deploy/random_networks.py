@@ -182,7 +182,7 @@ class RandomBuilder:
     def select(self, name: str) -> str:
         """Take features from some channels, rows and columns."""
         shape = self.results[self.last].shape[1:]
-        draw = lambda n: torch.tensor(self.random.integers(0, n, self.random.integers(1, n + 3)))
+        draw = lambda n: torch.tensor(self.random.integers(0, n, n + self.random.integers(3)))
         return self._add_in_same_range(nodes.Select, name, *(draw(n).int() for n in shape))
 
     def flatten(self, name: str) -> str:

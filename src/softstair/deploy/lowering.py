@@ -317,7 +317,8 @@ class GraphConversion:
             total = total + (places[-1] * stride).reshape(-1, *[1] * (first.dim() - 1 - axis))
         if not places or not torch.equal(numbers.long(), batch + total):
             reason = "it moves features in an order that no axis has by itself"
-            raise ExportError.of(name, reason, "Remove or replace it")
+            advice = "To drop axes of length 1, use x.flatten(1)"
+            raise ExportError.of(name, reason, advice)
         if all(torch.equal(y, torch.arange(n)) for y, n in zip(places, shape, strict=True)):
             return replace(source)
         return self.builder.select(self.builder.unused(name), source, places)

@@ -14,7 +14,6 @@ TABLE, GRID = 256, 2**16
 """Entries of a table, and inputs at which is asked where a function gives more than one level."""
 ADVICE = {
     "amax": "Use nn.AdaptiveMaxPool2d(1) instead",
-    "getitem": "To drop axes of length 1, use x.flatten(1)",
     "mean": "Use x.mean([2, 3]) instead",
     "pad": "Use nn.ZeroPad2d instead",
 }
