@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import softstair as ss
 from networks import Code
+from softstair.deploy.modules import table_of
 from softstair.deploy.nodes import Requantise, Steps
 
 SHAPE, BATCH = (2, 6, 10), 24
@@ -210,3 +211,13 @@ def test_kind_is_frozen(kind: str, last: str, tmp_path: Path) -> None:
         expected = net(floats).reshape(frozen(x).shape).argmax(frozen.last.axis)
     assert (frozen.predict(x) == expected).float().mean() >= 0.75
     assert formats(frozen, x, tmp_path) == WRITTEN.get(kind, [True] * 3)
+
+
+def test_a_table_over_a_single_input_has_its_level() -> None:
+    stair = ss.Stair.linear(4, quantum=0.25)
+    for value in (0.0, 3.0, -3e6):
+        unit, first, table = table_of(nn.GELU(), stair, value, value)
+        place = round(value / unit) - first
+        expected = stair.integers[int(stair.index(F.gelu(torch.tensor(value))))]
+        assert 0 <= place < len(table)
+        assert int(table[place]) == expected

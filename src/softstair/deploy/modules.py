@@ -94,7 +94,8 @@ def table_of(
     grid = torch.linspace(low, high, GRID)
     changes = stair.index(function(grid)).diff().nonzero().flatten().tolist() or [0]
     low, high = float(grid[changes[0]]), float(grid[changes[-1] + 1])
-    unit = max((high - low) / (TABLE - 3), 1e-30)
+    # Where there is a single input, steps are still larger than its last bits.
+    unit = max((high - low) / (TABLE - 3), abs(high) * 2.0**-20, 1e-30)
     first = math.floor(low / unit)
     levels = torch.tensor(quantum_and_levels(stair)[1])
     steps = (torch.arange(first, first + TABLE) * unit).float()
