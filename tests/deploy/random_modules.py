@@ -430,8 +430,25 @@ def _concatenated(b: _Builder, h: str) -> str:
     return b.stair(b.conv(y, 3, 3))
 
 
+SELECTIONS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.chunk(2, 1)[0],
+    lambda x: x.split(1, 1)[0],
+    lambda x: x.narrow(3, 0, 2),
+    lambda x: x[:, :, ::2],
+    lambda x: x.flip(2),
+    lambda x: x.roll(1, 3),
+    lambda x: x.repeat(1, 2, 1, 1),
+    lambda x: x.clone(),
+    lambda x: x.expand(-1, -1, -1, -1),
+]
+
+
 def _padded(b: _Builder, h: str) -> str:
-    y = b.run(nn.ZeroPad2d([b.rng.randrange(3) for _ in range(4)]), h)
+    """Zeros around features, or features from other places."""
+    kinds: list[Any] = [nn.ReflectionPad2d(1), nn.Upsample(scale_factor=2), *SELECTIONS]
+    kinds += [nn.ChannelShuffle(b.shapes[h][0])]
+    zeros = nn.ZeroPad2d([b.rng.randrange(3) for _ in range(4)])
+    y = b.run(b.rng.choice([zeros, b.rng.choice(kinds)]), h)
     return b.stair(b.conv(y, 3, b.rng.choice([2, 3])))
 
 
