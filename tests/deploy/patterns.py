@@ -376,5 +376,11 @@ OTHERS: dict[str, Pattern] = {
         lambda: image(nn.Conv2d(4, 4, 1), nn.ReLU6(), nn.ReLU()), settings={"skip": "4"}
     ),
     "pooling used twice": Pattern(PooledTwice),
+    "parts of a chunk": Pattern(
+        lambda: image(
+            Code(lambda m, x: torch.cat(x.chunk(4, 1), 1)),
+            Code(lambda m, x: torch.cat(x.chunk(4, 1)[1:3], 1)),
+        )
+    ),
 }
 """What else people write."""

@@ -90,7 +90,8 @@ def freeze(
 
     A stair after a sum becomes thresholds, found by asking the float network: the same levels on
     the machine that freezes. Eight-bit stairs, shortcuts and features with different quanta become
-    a multiplication and a shift, rounded half up. A last layer in float gets INT8 weights, or INT16
+    a multiplication and a shift, rounded half up. GELU and the like, which decrease somewhere,
+    become a table of 256. A last layer in float gets INT8 weights, or INT16
     where ``examples`` show that INT8 changes more than 1 class in 1,000, or values by more than
     0.5 %. ``frozen.report`` says how many levels and classes differ from ``eval()``.
 

@@ -165,7 +165,8 @@ class GraphConversion:
         if any(isinstance(x, Reshaped) for x in features):
             raise self.refusal(node, function)
         if isinstance(inputs[0], tuple) and function == "getitem":
-            return inputs[0][int(str(node.args[1]))]
+            place: Any = node.args[1]
+            return inputs[0][place]
         if operator.name in SELECTING and len(features) == 1:
             return self._selected(name, node, features[0])
         if operator.name == "cat" and features == inputs:
@@ -326,7 +327,10 @@ class GraphConversion:
     def _concatenate(self, name: str, node: fx.Node) -> IntegerFeatures:
         arguments: dict[str, Any] = dict(zip(("tensors", "dim"), node.args, strict=False))
         arguments |= node.kwargs
-        parts = [self.builder.integers(name, self.values[part]) for part in arguments["tensors"]]
+        given = arguments["tensors"]  # a list, or the result of chunk or split
+        is_one = isinstance(given, fx.Node)
+        values = self.values[given] if is_one else [self.values[part] for part in given]
+        parts = [self.builder.integers(name, value) for value in values]
         axis = arguments.get("axis", arguments.get("dim", 0))
         return self.builder.concatenate(name, parts, axis)
 
