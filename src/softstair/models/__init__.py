@@ -1,7 +1,7 @@
 """Networks by name: the paper's two, their teachers, MLPerf Tiny's, digits, or a user's own.
 
 They are float networks; :func:`softstair.quantise` makes stair networks of them, with all layers
-but :func:`last_layer` quantised.
+but :func:`last_layer` quantised. :class:`Llama`, a network for text, has no name: its sizes decide.
 """
 
 import copy
@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins
 from softstair._errors import SoftstairError
+from softstair.models.llama import Llama, LlamaConfig
 
 __all__ = [
     "NETWORKS",
     "Entry",
+    "Llama",
+    "LlamaConfig",
     "build",
     "default_for",
     "digits",
