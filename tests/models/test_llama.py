@@ -14,12 +14,13 @@ SIZES: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 24,
 }  # fmt: skip
+USUAL: dict[str, Any] = {"rms_norm_eps": 1e-5}
 UNUSUAL: dict[str, Any] = {"rms_norm_eps": 1e-2, "rope_theta": 37.0}
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"num_key_value_heads": 2, **UNUSUAL}, {"tie_word_embeddings": True, **UNUSUAL}],
+    [USUAL, {"num_key_value_heads": 2, **UNUSUAL}, {"tie_word_embeddings": True, **UNUSUAL}],
     ids=["heads", "grouped", "tied"],
 )
 def test_logits_are_those_of_hugging_face(settings: dict[str, Any]) -> None:
