@@ -33,7 +33,7 @@ def _facts(row: Operator) -> tuple[str, ...]:
     """Return the cells after the first."""
     quantise = QUANTISE.get(row.effect, "keeps it")
     if row.effect is Effect.WEIGHTS and row.replacement is None:
-        quantise = "keeps it in float"
+        quantise = "quantises the weights by name" if row.grouped else "keeps it in float"
     why = row.why if not row.exports else ""
     remarks = "; ".join(text for text in (why, row.note) if text)
     return (quantise, _word(row.fuses), _word(row.exports), remarks)

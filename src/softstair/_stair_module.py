@@ -152,10 +152,16 @@ class StairModule(nn.Module):
         fixed = quantum.detach()
         return fixed if self.annealed else fixed + (quantum - fixed) * scale.to(fixed.dtype)
 
+    def final_quantum(self) -> Tensor:
+        """Return the quantum of ``eval()``: as it is learned, the same number on every device."""
+        if self.log_ratio is None:
+            return self.quantum
+        return learned_quantum(self.quantum, self.log_ratio.detach())
+
     def synchronise(self) -> None:
         """Give the stair the quantum as it is learned, rounded to float32; ``eval()`` does so."""
         if self.log_ratio is not None:
-            values = learned_quantum(self.quantum, self.log_ratio.detach()).double()
+            values = self.final_quantum().double()
             if len(wrong := values[~((values > 0) & values.isfinite())]):
                 problem = f"training diverged: a learned quantum became {float(wrong[0]):g}"
                 raise SoftstairError(f"{problem}. Train again with a lower learning rate.")
@@ -333,6 +339,14 @@ class StairWeight(StairModule):
     def __init__(self, stair: Stair, *arguments: Any, **settings: Any) -> None:
         super().__init__(stair, *arguments, **settings)
         self.register_buffer("shifted", torch.tensor(False))
+
+    def in_groups(self, weight: Tensor) -> Tensor:
+        """Return the weights in the shape that the stair takes."""
+        return weight
+
+    def index(self, weight: Tensor) -> Tensor:
+        """Return the number of each weight's level, in the shape that the stair takes."""
+        return self.stair.index(weight)
 
     def integers(self, weight: Tensor) -> Tensor | None:
         """Return the weights in quanta, as integers in weight's dtype (NaN stays NaN); None if they

@@ -192,7 +192,7 @@ class Annealer:
                 stair = module.weight_stair
                 # A parameter that two layers share moves with the first of them.
                 is_first = id(module.weight) not in shifted
-                stair.shift(module.weight, means[stair.layer] if is_first else 0.0)
+                stair.shift(module.matrix(module.weight), means[stair.layer] if is_first else 0.0)
                 shifted.add(id(module.weight))
 
     def state_dict(self) -> dict[str, Any]:

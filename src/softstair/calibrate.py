@@ -131,7 +131,7 @@ def calibrate_stairs(
     before = [(own, own.fit, own.stair.quantum) for own in stairs]
     for layer in fitted:
         layer.weight_stair.fit = "layer" if layer.output_axis is None else weights
-        layer.weight_stair.refit(layer.weight)
+        layer.refit()
     moving = running_norms(net, skip_frozen=net.training) if norms else []
     with training_mode(net, training=False), batch_statistics(moving):
         try:

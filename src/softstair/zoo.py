@@ -125,10 +125,11 @@ def save(
         key: tensor.detach().cpu().contiguous().clone() for key, tensor in net.state_dict().items()
     }
     for key, layer in _stair_layers(net):
-        stair = layer.weight_stair.stair
+        own = layer.weight_stair
         if bool(layer.weight.isnan().any()):
             raise _check.invalid("net", f"must have no NaN among its weights, but {key!r} has")
-        state[key] = _to_bits(stair.index(layer.weight.detach().cpu()), _width(stair))
+        weight = layer.matrix(layer.weight.detach().cpu())
+        state[key] = _to_bits(own.index(weight), _width(own.stair))
     metadata = {"format": FORMAT, **vars(known)}
     text = json.dumps({**metadata, "digest": _digest(metadata, state)}, allow_nan=False)
     data = import_extra("safetensors.torch").save(state, metadata={"softstair": text})
@@ -280,7 +281,8 @@ def _form(net: nn.Module) -> str:
     for name, module in net.named_modules(remove_duplicate=False):
         own, facts = vars(module).items(), dict[str, Any]()
         # A user's own module may count its calls; the stairs have tensors of their own.
-        if type(module).__module__.startswith(("torch.nn", "softstair.nn")):
+        ours = ("torch.nn", "softstair.nn", "softstair._projections")
+        if type(module).__module__.startswith(ours):
             facts = {k: v for k, v in own if k[0] != "_" and isinstance(v, plain)}
         settings = sorted((key, value) for key, value in facts.items() if key not in changing)
         text.append(f"{name} {type(module).__name__} {settings}")
@@ -352,19 +354,22 @@ def _unpacked(net: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     """Return the state of the network, each weight well inside the bin of its level."""
     state = dict(tensors)
     for key, layer in _stair_layers(net):
-        own, quanta = layer.weight_stair, state[f"{key}_stair.quantum"]
+        place = f"{key.removesuffix(layer.weight_name)}weight_stair"
+        own, quanta = layer.weight_stair, state[f"{place}.quantum"]
         if quanta.shape != own.quantum.shape:  # calibration gives each channel its own
             own.set_quantum(quanta.tolist())
-        stair = Stair.from_tensor(state[f"{key}_stair.{EXTRA_STATE}"], own.stair.axis)
+        stair = Stair.from_tensor(state[f"{place}.{EXTRA_STATE}"], own.stair.axis)
         index = _from_bits(state[key], _width(stair), layer.weight.numel())
-        state[key] = _representatives(stair, index.reshape(layer.weight.shape))
+        matrix = layer.matrix(layer.weight)
+        weight = _representatives(stair, index.reshape(own.in_groups(matrix).shape))
+        state[key] = layer.matrix(weight.reshape(matrix.shape))
     return state
 
 
 def _stair_layers(network: nn.Module) -> list[tuple[str, StairLayer]]:
     """Return the layers with quantised weights, by the names of their weights."""
     return [
-        (f"{name}.weight" if name else "weight", module)
+        (f"{name}.{module.weight_name}".removeprefix("."), module)
         for name, module in network.named_modules()
         if isinstance(module, StairLayer)
     ]

@@ -34,6 +34,7 @@ from softstair.convert.options import (
     PerLayer,
     QuantiseOptions,
     by_layer,
+    is_by_module,
     matches,
     resolved,
 )
@@ -41,7 +42,7 @@ from softstair.convert.place import place_stairs
 from softstair.convert.rewrite import replace_modules
 from softstair.convert.sites import Model, Site, read_model
 from softstair.convert.units import learn_quanta, set_input_units, tied_stairs
-from softstair.nn import StairLayer
+from softstair.nn import StairLayer, TokenLinear
 from softstair.noise import Noise
 from softstair.regularise import Forward
 from softstair.stair import Stair
@@ -128,11 +129,12 @@ def quantise(
         ValueError: If an option does not fit the network, or if nothing can be quantised.
     """
     _check.choice("quanta", quanta, ("fixed", "learned"))
-    source = read_model(model, example_inputs)
+    source = read_model(model, example_inputs, is_by_module(weights))
     stairs = (weights, features, noise, forward)
     chosen = resolved(source.net, *stairs, skip, activation, options)
     sites = place_stairs(source, chosen)
     traces = replace_modules(source, sites, chosen)
+    _leave_fast_paths(source.net)
     given: dict[str, Any] = {
         "weights": weights,
         "features": features,
@@ -175,6 +177,17 @@ def _record(
     return conversion
 
 
+def _leave_fast_paths(net: nn.Module) -> None:
+    """Let blocks of torch call their quantised layers in evaluation too, where a fused operation
+    would read the float weights."""
+    for module in net.modules():
+        if any(isinstance(child, StairLayer) for child in module.modules()):
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0
+            elif isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
+
+
 def _rows(net: nn.Module, sites: Sequence[Site]) -> tuple[Row, ...]:
     rows = []
     for site in sites:
@@ -186,8 +199,10 @@ def _rows(net: nn.Module, sites: Sequence[Site]) -> tuple[Row, ...]:
             if site.is_activation and len(site.uses) > 1:
                 row = replace(row, became=f"{row.became}, one for {len(site.uses)} calls")
             rows.append(row)
-    called = {site.module for site in sites}
+    called, known = {site.module for site in sites}, {site.name for site in sites}
     for name, module in net.named_modules():
+        if isinstance(module, TokenLinear) and name not in known:  # the last of an attention
+            rows.append(stair_row(name, "Linear", module))
         operator, kind = operator_of(module), type(module)
         if operator.replacement and kind in operator.modules and module not in called:
             rows.append(Row(name, kind.__name__, None, "float: never called as a module"))

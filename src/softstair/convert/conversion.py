@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import softstair
 from softstair import _check, kernels
 from softstair._errors import SoftstairError
+from softstair._grouped import GroupedWeight
 from softstair._stair_module import EXTRA_STATE
 from softstair.convert.graph import Graph, Traces, code_of
 from softstair.convert.options import name_of
@@ -117,6 +118,9 @@ def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -
     low, high = (module.stair.integers or module.stair.levels)[:: len(module.stair) - 1]
     name_of_levels = name_of(module.stair)
     levels = name_of_levels or f"{len(module.stair)} levels {low:g}…{high:g}"
+    if isinstance(module, GroupedWeight):
+        reads = getattr(replacement, "rounding", None)
+        quanta = f"{quanta} ({module.group})" + (f", reads {reads.name}" if reads else "")
     noise, became = repr(module.noise), "stair activation"
     if isinstance(replacement, StairLayer):
         became = "stair weights"
@@ -183,7 +187,8 @@ def constant_layers(net: nn.Module, weights: Mapping[str, Any] | None = None) ->
         is_fitted = weights is not None and layer.weight_stair.fit is not None
         if is_fitted or not isinstance(weight, Tensor) or weight.shape != layer.weight.shape:
             continue
-        index = kernels.index(weight.detach(), layer.weight_stair.stair)
+        stair = layer.weight_stair
+        index = kernels.index(stair.in_groups(weight.detach()), stair.stair)
         if index.numel() > 1 and bool((index == index.flatten()[0]).all()):
             names.append(repr(name))
     return ", ".join(names if len(names) < 4 else [*names[:3], f"and {len(names) - 3} others"])
@@ -207,7 +212,8 @@ def copy_of(net: nn.Module, field: str = "net") -> nn.Module:
 def owners(net: nn.Module, rows: Iterable[Row]) -> dict[nn.Parameter, tuple[str, str]]:
     """Return the name and kind of what holds each parameter: of a row, or else of a module."""
     kinds, found = {row.name: row.kind for row in rows}, dict[nn.Parameter, tuple[str, str]]()
-    for name, module in [*_layers(net), *net.named_modules()]:
+    layers = sorted(_layers(net), key=lambda entry: -entry[0].count("."))  # the innermost first
+    for name, module in [*layers, *net.named_modules()]:
         for parameter in module.parameters(recurse=name in kinds):
             found.setdefault(parameter, (name, kinds.get(name, type(module).__name__)))
     return found

@@ -50,6 +50,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from softstair._projections import Projection
 from softstair.convert.graph import GraphStep
 from softstair.nn import (
     StairConv1d,
@@ -58,6 +59,10 @@ from softstair.nn import (
     StairConvTranspose2d,
     StairLayer,
     StairLinear,
+    TokenAttention,
+    TokenConv1D,
+    TokenEmbedding,
+    TokenLinear,
 )
 
 
@@ -89,6 +94,8 @@ class Operator:
     """Other bare names of the function; ``iadd`` is that of ``x += y``."""
     replacement: type[StairLayer] | None = None
     """For WEIGHTS: the quantised layer; None if the module stays in float."""
+    grouped: type[Projection] | None = None
+    """For WEIGHTS: the layer with weights in groups and features per token, if there is one."""
     effect_if_kept: Effect = Effect.FLOAT
     """For ACTIVATION: the effect of a call that stays in float."""
     is_gate: bool = False
@@ -135,7 +142,9 @@ ADAPTIVE_MAX_POOLS = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
 ADAPTIVE_AVG_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 NORM = "a normalisation of each example, which is not exported; use BatchNorm"
 PRODUCT = "a product, as in squeeze-excite, which is not exported; remove it"
-ATTENTION = "its weights are used by a function; to quantise them, write it with Linear modules"
+ATTENTION = "an attention is quantised by names, such as 'int8/float' or 'ternary/int8:token'"
+CONV1D = "a Conv1D of Hugging Face is quantised by names, such as 'ternary/int8:token'"
+EMBEDDING = "an embedding, which a pattern of its own quantises, such as {'*embed*': 'int8/float'}"
 LAST = "at the end of a network, where it is left out; not exported elsewhere"
 EQUAL = "with windows of equal size"
 PADDED = "without ceil_mode; with padding, count_include_pad=True"
@@ -244,7 +253,14 @@ def _prelu(weight: Any) -> nn.Module:
 
 
 OPERATORS = (
-    Operator("linear", Effect.WEIGHTS, (nn.Linear,), replacement=StairLinear, exact=True),
+    Operator(
+        "linear",
+        Effect.WEIGHTS,
+        (nn.Linear,),
+        replacement=StairLinear,
+        grouped=TokenLinear,
+        exact=True,
+    ),
     Operator("conv1d", Effect.WEIGHTS, (nn.Conv1d,), replacement=StairConv1d, exact=True),
     Operator("conv2d", Effect.WEIGHTS, (nn.Conv2d,), replacement=StairConv2d, exact=True),
     Operator("conv3d", Effect.WEIGHTS, (nn.Conv3d,), replacement=StairConv3d),
@@ -252,6 +268,15 @@ OPERATORS = (
         "conv_transpose2d", Effect.WEIGHTS, (nn.ConvTranspose2d,), replacement=StairConvTranspose2d
     ),
     Operator("bilinear", Effect.WEIGHTS, (nn.Bilinear,)),
+    Operator("Embedding", Effect.WEIGHTS, (nn.Embedding,), why=EMBEDDING, grouped=TokenEmbedding),
+    Operator("Conv1D", Effect.WEIGHTS, why=CONV1D, grouped=TokenConv1D),
+    Operator(
+        "multi_head_attention_forward",
+        Effect.WEIGHTS,
+        (nn.MultiheadAttention,),
+        why=ATTENTION,
+        grouped=TokenAttention,
+    ),
     Operator(
         "relu",
         Effect.ACTIVATION,
@@ -310,12 +335,15 @@ OPERATORS = (
     Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why=NORM),
     Operator("mul", Effect.FLOAT, aliases=("imul",), why=PRODUCT),
     Operator("glu", Effect.FLOAT, (nn.GLU,), why=PRODUCT),
-    Operator("multi_head_attention_forward", Effect.FLOAT, (nn.MultiheadAttention,), why=ATTENTION),
     *(
         Operator(name, Effect.FLOAT, (kind,), why=GATE, keeps_order=True, note=LAST)
         for name, kind in PROBABILITIES.items()
     ),
 )
+CONV1D_CLASS = "transformers.pytorch_utils.Conv1D"
+COMPOSITES = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
+    nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # fmt: skip
+"""Modules of torch whose own modules are quantised. torch.fx takes each for one operation."""
 UNKNOWN = Operator("", Effect.FLOAT)
 """The row of every operation that is not in the table."""
 
@@ -325,6 +353,8 @@ _BY_NAME = {name: operator for operator in OPERATORS for name in (operator.name,
 
 def operator_of(module: nn.Module) -> Operator:
     """Return the row of a module's type or of its nearest base class; else :data:`UNKNOWN`."""
+    if f"{type(module).__module__}.{type(module).__name__}" == CONV1D_CLASS:
+        return _BY_NAME["Conv1D"]
     if isinstance(module, nn.Upsample) and module.mode == "nearest":
         return _BY_NAME["Nearest"]
     rows = (_BY_MODULE[base] for base in type(module).__mro__ if base in _BY_MODULE)

@@ -1,8 +1,9 @@
 """The options of ``quantise``: names of stairs, rare options, and those of each layer.
 
 ``"int4"`` is weights of int4 and features of uint4, ``"ternary"`` is both. ``"int4/int8"`` names
-both, and ``"float"`` is neither. In ``{"stem": "int8", "*": "int4"}`` a pattern is for the weights
-whose names it fits and for the activation that follows them.
+both, and ``"float"`` is neither. ``"ternary:64/int8:token"`` has a quantum for each group of 64
+weights, and rounds the features that a linear layer reads per token. In ``{"stem": "int8", "*":
+"int4"}`` a pattern is for the weights whose names it fits and for the activation that follows them.
 """
 
 import fnmatch
@@ -15,6 +16,8 @@ import torch
 from torch import nn
 
 from softstair import _check
+from softstair._grouped import GROUPS, Group
+from softstair._tokens import TOKEN_NAMES, TokenName
 from softstair.noise import Noise
 from softstair.regularise import Forward
 from softstair.stair import Stair
@@ -84,6 +87,41 @@ def parse(text: Any, field: str = "bits") -> Bits:
             hint = _check.suggestion(name, names)
             raise _check.invalid(field, f"{problem}; {hint}" if hint else problem)
     return Bits(weights, features)  # type: ignore[arg-type]
+
+
+class GroupedBits(NamedTuple):
+    """Names of bits without what they say of groups and tokens, and that."""
+
+    bits: str
+    group: Group | None  # the weights that share a quantum
+    tokens: TokenName | None  # the rounding of the features that a linear layer reads
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the weights are in groups, with features in float or per token."""
+        return self.group is not None or self.tokens is not None
+
+
+def parse_groups(text: Any) -> GroupedBits:
+    """Return what a name of bits says of groups and tokens.
+
+    >>> parse_groups("ternary:64/int8:token")
+    GroupedBits(bits='ternary/float', group=64, tokens='int8:token')
+    >>> parse_groups("int4").is_grouped
+    False
+    """
+    weights, slash, features = text.partition("/") if isinstance(text, str) else ("", "", "")
+    weights, colon, group = weights.partition(":")
+    if not colon and ":" not in features:
+        return GroupedBits(text, None, None)
+    groups = {str(known): known for known in GROUPS}
+    is_known = not colon or group in groups
+    if not slash or not is_known or features not in (*TOKEN_NAMES, "float"):
+        groups_of = f"weights with {', '.join(f':{known}' for known in groups)} or nothing"
+        allowed = f"{groups_of}, then one of /float, {', '.join(f'/{n}' for n in TOKEN_NAMES)}"
+        raise _check.wrong("bits", text, allowed)
+    tokens: Any = None if features == "float" else features
+    return GroupedBits(f"{weights}/float", groups.get(group), tokens)
 
 
 def parse_layers(text: str) -> dict[str, str]:
@@ -176,6 +214,10 @@ class QuantiseOptions:
             with weights read these features through a second stair, that of ``features``. It is
             used where it has more levels than ``features``; if those have negative levels, it is
             continued below 0. None: one stair for both.
+        half: Round the quanta of weights in groups, or beside features per token, to float16, which
+            files for llama.cpp hold.
+        weight_margin: As ``gradient_margin``, for weights. ``"auto"``: 1 for weights in groups, or
+            beside features per token; otherwise 0.
         gradient_margin: Number of levels that are added to each end of the features' stairs in the
             backward pass only. Outputs stay the same, and gradients pass that many quanta farther.
             ``"auto"``: 1 for ternary features given by name, in networks with at least 16
@@ -190,6 +232,8 @@ class QuantiseOptions:
     sums: Sums | None = "sum"
     shortcuts: Stair | StairName | None = None
     gradient_margin: int | Literal["auto"] = "auto"
+    half: bool = False
+    weight_margin: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         _check.choice("init", self.init, get_args(Init))
@@ -202,8 +246,10 @@ class QuantiseOptions:
             raise _check.wrong(
                 "shortcuts", self.shortcuts, "a Stair, a name such as uint8, or None"
             )
-        if self.gradient_margin != "auto":
-            _check.integer("gradient_margin", self.gradient_margin, 0)
+        for name in ("gradient_margin", "weight_margin"):
+            if (margin := getattr(self, name)) != "auto":
+                _check.integer(name, margin, 0)
+        _check.boolean("half", self.half)
 
 
 @dataclass(frozen=True)
@@ -221,6 +267,8 @@ class LayerOptions:
     activation: Activation
     rare: QuantiseOptions
     is_named: bool
+    groups: ByLayer[Group | None]
+    tokens: ByLayer[TokenName | None]
 
     def keeps(self, stair: Stair | None) -> bool:
         """Return whether an activation is kept before a stair."""
@@ -287,7 +335,16 @@ def resolved(
         if features is not None:
             problem = "must be left out if stairs are given by name: write both names, as in"
             raise _check.invalid("features", f"{problem} 'int4/uint4'")
-        weights, features = stairs_of(weights)
+        named = {key: parse_groups(name) for key, name in weights.items()}
+        weights, features = stairs_of({key: names.bits for key, names in named.items()})
+    else:
+        named = {"*": GroupedBits("", None, None)}
+    is_grouped = any(names.is_grouped for names in named.values())
+    if rare.half and not is_grouped:
+        problem = "needs weights in groups or features per token, as in 'int4:32/int8:32'"
+        raise _check.invalid("half", problem)
+    if is_grouped and rare.init == "thresholds":
+        raise _check.invalid("init", "must be 'keep' for weights in groups")
     if rare.init == "auto":
         rare = replace(rare, init="keep" if is_named else "thresholds")
     if rare.fit == "channel" and rare.init != "keep":
@@ -298,7 +355,17 @@ def resolved(
         rare = replace(rare, shortcuts=feature_stair(rare.shortcuts))
     chosen = (weights, by_layer(features), by_layer(noise), by_layer(forward))
     patterns = (*patterns, *_first_names(net, patterns))
-    return LayerOptions(*chosen, patterns, activation, rare, is_named)
+    groups = {key: names.group for key, names in named.items()}
+    tokens = {key: names.tokens for key, names in named.items()}
+    return LayerOptions(*chosen, patterns, activation, rare, is_named, groups, tokens)
+
+
+def is_by_module(weights: Any) -> bool:
+    """Return whether names of bits quantise modules alone: with features per token or in float."""
+    names = [name for name in by_layer(weights).values() if isinstance(name, str)]
+    named = [parse_groups(name) for name in names]
+    by_module = [names.is_grouped or names.bits.endswith("float") for names in named]
+    return any(names.is_grouped for names in named) and all(by_module)
 
 
 def _first_names(net: nn.Module, patterns: Sequence[str]) -> Iterator[str]:

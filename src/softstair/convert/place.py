@@ -92,6 +92,8 @@ def _assign_options(model: Model, sites: list[Site], options: LayerOptions) -> N
         stair = entry_for(site, site.option, options)
         if stair is None:
             site.why_float = f"no stair for {site.option}"
+        elif site.is_weights and (why := _grouped(site, options)):
+            site.why_float = why
         elif site.operator.is_gate and not options.keeps(stair):
             site.why_float = site.operator.why
         elif not isinstance(stair, Stair):
@@ -100,6 +102,27 @@ def _assign_options(model: Model, sites: list[Site], options: LayerOptions) -> N
             site.stair = signed(stair) if site.is_added else stair
             noise, forward = (entry_for(site, name, options) for name in ("noise", "forward"))
             site.noise = _noise(noise, forward)
+
+
+def _grouped(site: Site, options: LayerOptions) -> str:
+    """Set how the weights of a site are grouped, if they are; return why that cannot be."""
+    group, tokens = (entry_for(site, name, options) for name in ("groups", "tokens"))
+    is_grouped = group is not None or tokens is not None
+    if is_grouped and site.operator.grouped is None:
+        return "groups of weights and features per token are for linear layers; name other bits"
+    if is_grouped or site.operator.replacement is None:
+        site.tokens = tokens
+        site.group = group or ("tensor" if options.rare.fit == "layer" else "row")
+        kind = site.operator.grouped
+        assert site.module is not None
+        assert kind is not None
+        inputs = kind.matrix(site.module.get_parameter(kind.weight_name)).shape[1]
+        sizes = [group] if isinstance(group, int) else []
+        sizes += [int(size) for size in [str(tokens).partition(":")[2]] if size.isdigit()]
+        if any(inputs % size for size in sizes):
+            problem = f"in groups of {sizes[0]} must divide the inputs of a layer"
+            raise _check.invalid("weights", f"{problem}, but {site.name!r} has {inputs}")
+    return ""
 
 
 def _noise(noise: Noise | str | Estimator, forward: Forward) -> dict[str, Any]:
@@ -122,6 +145,11 @@ def _set_margins(model: Model, sites: Sequence[Site], options: LayerOptions) -> 
     adds = any(operator_named(s.function).effect is Effect.ADD for s in model.graph.steps)
     stairs = [site for site in sites if site.is_activation]
     is_deep = options.is_named and not adds and len(stairs) >= DEEP
+    for site in [site for site in sites if site.is_weights and site.stair is not None]:
+        is_scheduled = bool(site.group) and site.noise.get("scheduled", True)
+        margin = options.rare.weight_margin
+        margin = int(is_scheduled) if margin == "auto" else margin
+        site.margin = margin if len(site.stair or ()) > 2 else 0
     for site in stairs:
         margin = options.rare.gradient_margin
         if margin == "auto":

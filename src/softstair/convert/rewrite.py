@@ -71,6 +71,14 @@ def _layer(site: Site, options: LayerOptions) -> StairLayer:
     module, stair, kind, rare = site.module, site.stair, site.operator.replacement, options.rare
     assert module is not None
     assert stair is not None
+    settings = {"layer": site.layer, "gradient_margin": site.margin, **site.noise}
+    if site.group is not None:
+        settings |= {"group": site.group, "half": rare.half, "fitted": rare.fit is not None}
+        assert site.operator.grouped is not None
+        grouped: StairLayer = site.operator.grouped.grouped(
+            module, site.tokens, stair=stair, **settings
+        )
+        return grouped
     assert kind is not None
     weight, fit = module.get_parameter("weight"), rare.fit
     if fit == "auto":
@@ -85,7 +93,7 @@ def _layer(site: Site, options: LayerOptions) -> StairLayer:
             f"must have one quantum for each of the {weight.shape[0]} output channels of "
             f"{site.name}, but {len(stair.quantum)} were given",
         )
-    weight_stair = StairWeight(stair, layer=site.layer, **site.noise)
+    weight_stair = StairWeight(stair, **settings)
     weight_stair.fit = fit
     layer: StairLayer = kind.from_float(module, weight_stair)
     if rare.init == "thresholds":

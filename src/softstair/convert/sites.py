@@ -24,6 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from softstair import _check
 from softstair._errors import first_line
+from softstair._grouped import Group
+from softstair._projections import TokenAttention
+from softstair._tokens import TokenName
 from softstair.convert.conversion import copy_of
 from softstair.convert.graph import (
     Graph,
@@ -34,7 +37,7 @@ from softstair.convert.graph import (
     training_mode,
     unused_name,
 )
-from softstair.convert.ops import Effect, Operator, called, operator_of
+from softstair.convert.ops import COMPOSITES, Effect, Operator, called, operator_of
 from softstair.convert.options import PER_LAYER, LayerOptions, hint, matches
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.stair import Stair
@@ -52,9 +55,12 @@ class Model:
     call_names: list[str]  # of a module in place of each step, if it was traced
 
 
-def read_model(model: nn.Module, example_inputs: object) -> Model:
+def read_model(model: nn.Module, example_inputs: object, by_module: bool = False) -> Model:
     """Return a copy of a model, in which each name of an activation has a module of its own, and
-    what it computes: by tracing, or else the modules that a run on the inputs calls."""
+    what it computes: by tracing, or else the modules that a run on the inputs calls.
+
+    With ``by_module`` the modules are all that is asked for: nothing is traced or run.
+    """
     if not isinstance(model, nn.Module):
         raise _check.wrong("model", model, "a torch.nn.Module")
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
@@ -63,7 +69,13 @@ def read_model(model: nn.Module, example_inputs: object) -> Model:
         raise _check.wrong("example_inputs", inputs, allowed)
     net = copy_of(model, "model")
     _separate_activations(net)
-    traces = traces_or_why(net)
+    has_composites = any(isinstance(module, COMPOSITES) for module in net.modules())
+    if by_module:
+        return Model(net, _listed(net), "it was quantised by modules, with features per token", [])
+    if has_composites and inputs is not None:
+        traces: Traces | str = "its blocks of torch.nn have control flow"
+    else:
+        traces = traces_or_why(net)
     if isinstance(traces, Traces):
         return Model(net, traces.train_steps, traces, _call_names(traces.train, net))
     if inputs is None:
@@ -129,9 +141,32 @@ def _called(net: nn.Module, inputs: Inputs) -> Graph:
     same = not in_place or all(map(torch.equal, result, _run(net, inputs)[1]))
     for module in in_place:
         module.inplace = True
+    writing = set() if same else {id(module) for module in in_place}
+    return _chain(net, names, writing)
+
+
+def _listed(net: nn.Module) -> Graph:
+    """Return the innermost modules in the order of their registration, as a chain."""
+    names = list[str]()
+    for name, module in net.named_modules():
+        inside = tuple(f"{leaf}." for leaf in names)
+        is_whole = operator_of(module).grouped is not None or not any(module.children())
+        if name and is_whole and _is_leaf(module, name) and not name.startswith(inside):
+            names.append(name)
+    return _chain(net, names, set())
+
+
+def _is_leaf(module: nn.Module, name: str) -> bool:
+    """Return whether a module is one operation: it is torch's, or can be quantised as it is."""
+    is_leaf = Tracer().is_leaf_module(module, name) and not isinstance(module, COMPOSITES)
+    return is_leaf or operator_of(module).grouped is not None
+
+
+def _chain(net: nn.Module, names: Sequence[str], writing: set[int]) -> Graph:
+    """Return calls of modules, each as if it read the result of the one before."""
     steps = []
     for number, name in enumerate(names):
-        writes = not same and net.get_submodule(name) in in_place
+        writes = id(net.get_submodule(name)) in writing
         before, written = range(max(0, number - 1), number), [number] if writes else []
         steps.append(GraphStep(name, None, tuple(before), written=frozenset(written)))
     return Graph(tuple(steps), frozenset({len(steps) - 1}), complete=False)
@@ -142,7 +177,7 @@ def _run(net: nn.Module, inputs: Inputs) -> tuple[list[str], list[Tensor]]:
 
     It runs in evaluation: training would change running statistics.
     """
-    names, inside, is_leaf = list[str](), list[str](), Tracer().is_leaf_module
+    names, inside = list[str](), list[str]()
 
     def leave(name: str) -> None:
         inside.pop()
@@ -151,7 +186,7 @@ def _run(net: nn.Module, inputs: Inputs) -> tuple[list[str], list[Tensor]]:
 
     with training_mode(net, training=False), ExitStack() as hooks, torch.no_grad():
         for name, module in net.named_modules():
-            if name and is_leaf(module, name):
+            if name and _is_leaf(module, name):
                 before = lambda *_, name=name: inside.append(name)
                 after = lambda *_, name=name: leave(name)
                 hooks.enter_context(module.register_forward_pre_hook(before))
@@ -181,6 +216,8 @@ class Site:
     stair: Stair | None = None
     noise: dict[str, Any] = field(default_factory=dict)  # the keywords of its stair about noise
     margin: int = 0  # levels of its stair beyond each end, in the backward pass
+    group: Group | None = None  # the weights that share a quantum, if they are in groups
+    tokens: TokenName | None = None  # the rounding of the features that its weights read
     replacement: StairLayer | StairActivation | None = None
 
     @property
@@ -231,7 +268,10 @@ def find_sites(model: Model, options: LayerOptions) -> list[Site]:
             sites.setdefault(module, new).uses.append(number)
     reported = []
     for site in sites.values():
-        if (why := why_float(site, model.graph, options)) is not None:
+        why = why_float(site, model.graph, options)
+        if not why and site.operator.name == "Embedding" and not _is_own(site, model.net, options):
+            why = site.operator.why
+        if why is not None:
             site.why_float = why
             reported.append(site)
     return reported
@@ -245,10 +285,15 @@ def why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
     if site.is_weights and module is None:
         return "weights used by a function; make it a module"
     is_left = operator.is_gate and not (options.may_keep and not graph.is_at_end(site.step))
-    if is_left or (not site.is_activation and operator.replacement is None):
+    is_layer = operator.replacement is not None or operator.grouped is not None
+    if is_left or not (site.is_activation or is_layer):
         has_parameters = module is not None and any(True for _ in module.parameters())
         return operator.why or ("not a layer that can be quantised" if has_parameters else None)
-    if module is not None and type(module) not in operator.modules:
+    if operator.replacement is None and operator.grouped and not options.is_named:
+        return operator.why
+    if isinstance(module, nn.MultiheadAttention) and (why := TokenAttention.why_float(module)):
+        return why
+    if module is not None and type(module) not in (operator.modules or [type(module)]):
         return f"a subclass of {operator.modules[0].__name__} with code of its own"
     if any(matches(pattern, site.name) for pattern in options.skip):
         return "skipped"
@@ -257,7 +302,8 @@ def why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
     if module is None:
         incomplete = "a function in code that cannot be traced whole; make it a module"
         return "" if graph.complete else incomplete
-    if site.is_weights and not isinstance(module._parameters.get("weight"), nn.Parameter):
+    name = operator.grouped.weight_name if operator.grouped else "weight"
+    if site.is_weights and not isinstance(module._parameters.get(name), nn.Parameter):
         return "its weight is computed, not a parameter"
     return ""
 
@@ -269,6 +315,17 @@ def _may_have_stair(site: Site, options: LayerOptions) -> bool:
     first = next(fitting, None)
     is_numbered, by_weights = isinstance(first, int), options.is_named and len(stairs) > 1
     return is_numbered or by_weights or stairs.get(first) is not None
+
+
+def _is_own(site: Site, net: nn.Module, options: LayerOptions) -> bool:
+    """Return whether an embedding is named by a pattern that fits no other layer."""
+    key = next((key for key in options.weights if matches(key, site.name)), "*")
+    others = [
+        name
+        for name, module in net.named_modules()
+        if operator_of(module).effect is Effect.WEIGHTS and not isinstance(module, nn.Embedding)
+    ]
+    return not any(matches(key, name) for name in others)
 
 
 def entry_for(site: Site, option: str, options: LayerOptions) -> Any:

@@ -3,8 +3,8 @@
 ``reference`` is plain torch and right everywhere; ``cpu`` is the same operator for eager CPU
 tensors, in blocks; ``triton`` is the same for eager CUDA tensors of at most 32 bits, bins of one
 width and the four families of the paper; for others a warning says, once, that the reference runs.
-Transforms and compilers get the reference, which they differentiate and fuse themselves. Nothing
-outside this folder knows which one runs.
+Both load when they are first used. Transforms and compilers get the reference, which they
+differentiate and fuse themselves. Nothing outside this folder knows which one runs.
 
 :func:`use`, or the environment variable ``SOFTSTAIR_KERNELS``, selects one of them.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from softstair import _check
 from softstair._errors import SoftstairError
-from softstair.kernels import cpu, reference, triton
+from softstair.kernels import reference, triton
 from softstair.kernels.bound import BoundStair, Scalar, SoftStair, channel_quanta
 from softstair.stair import Stair, check_tensor
 
@@ -99,6 +99,8 @@ def forward(
     """
     backend, bound = _bind(x, soft, strategy)
     if backend == "cpu":
+        from softstair.kernels import cpu
+
         return cpu.value(x, bound, strategy, generator), x
     if strategy == "random" and not _has_noise(soft.std):
         strategy = "mode"  # the same Dirac, without a draw
@@ -138,6 +140,8 @@ def backward(grad: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
     if soft.noise.proper and not _is_batched(grad):
         backend, bound = _bind(saved, soft, "backward")
         if backend == "cpu":
+            from softstair.kernels import cpu
+
             return cpu.backward(grad, saved, bound)
         if backend == "triton":
             from softstair.kernels.triton import elementwise
@@ -200,8 +204,10 @@ def _bind(x: Tensor, soft: SoftStair, strategy: str) -> tuple[str, BoundStair]:
     if backend == "cpu" and not has_channels:
         soft = soft._replace(mean=float(soft.mean), std=float(soft.std))
     bound = BoundStair(soft, x)
-    if backend == "cpu" and has_channels and not cpu.takes_channels(x, bound, strategy):
-        backend = "reference"
+    if backend == "cpu" and has_channels:
+        from softstair.kernels import cpu
+
+        backend = "cpu" if cpu.takes_channels(x, bound, strategy) else "reference"
     return backend, bound
 
 
