@@ -22,7 +22,10 @@ class Projection(StairLayer):
 
     Attributes:
         rounding: What rounds the features that it reads; None leaves them in float.
+        in_float: Whether it computes as the float layer, in the first part of a training.
     """
+
+    in_float = False
 
     weight_stair: GroupedWeight
     rounding: TokenRounding | None
@@ -40,16 +43,16 @@ class Projection(StairLayer):
 
     def quantised_weight(self) -> Tensor:
         """Return the weights as they are multiplied, (outputs, inputs), with their gradient."""
-        weight: Tensor = self.weight_stair(self.matrix(self.weight))
-        return weight
+        weight = self.matrix(self.weight)
+        return weight if self.in_float else self.weight_stair(weight)
 
     def integers_and_quanta(self) -> IntegersAndQuanta:
         """Return the integers (outputs, inputs) and the quanta (outputs, groups of a row)."""
-        return self.weight_stair.integers_and_quanta(self.matrix(self.weight))
+        return self.weight_stair.integers_and_quanta(self.matrix(self.weight.detach()))
 
     def rounded(self, x: Tensor) -> Tensor:
         """Return the features as the weights read them."""
-        return x if self.rounding is None else self.rounding(x)
+        return x if self.rounding is None or self.in_float else self.rounding(x)
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, fx.Proxy):

@@ -68,7 +68,8 @@ def _greatest(x: Tensor) -> Tensor:
     """Return x in multiples of −m/127, with m of greatest magnitude, as Q8_K."""
     greatest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     is_zero = greatest.abs() < SMALLEST
-    scale = torch.where(is_zero, 0.0, -127 / greatest)
+    # Divided as tensors: a number over a tensor is the product with its reciprocal.
+    scale = torch.where(is_zero, 0.0, torch.full_like(greatest, -127) / greatest)
     quantum = torch.where(is_zero, 0.0, 1 / scale)
     return (x * scale).round().clamp(max=127) * quantum
 

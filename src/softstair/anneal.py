@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from softstair import _check
+from softstair._grouped import GroupedWeight
+from softstair._projections import Projection
 from softstair.convert.conversion import ATTRIBUTE
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
@@ -81,6 +83,7 @@ class Annealer:
         self._gathered: Tensor | None = None
         self._noise: list[tuple[float, float] | None] = [None] * self.layers
         self._truncation = Truncation.of(self.net)
+        self._blend = Blending.of(self.net, schedule)
         if shift:
             self._shift_weights()
 
@@ -114,6 +117,8 @@ class Annealer:
     def step(self) -> None:
         """Set the noise of the next iteration; call it before the forward pass."""
         self._set(self.t)
+        if self._blend is not None:
+            self._blend.move(self.t, fit=True)
         self.steps += 1
 
     def tick(self) -> None:
@@ -221,6 +226,46 @@ class Annealer:
         self._noise = [None] * self.layers
         if self.steps:
             self._set(self._time(self.steps - 1))
+            if self._blend is not None:
+                self._blend.move(self._time(self.steps - 1), fit=False)
+
+
+class Blending:
+    """The share of hard values in the weights of a network, along a schedule."""
+
+    def __init__(self, net: nn.Module, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.layers = [module for module in net.modules() if isinstance(module, Projection)]
+        self.stairs = [layer.weight_stair for layer in self.layers if layer.weight_stair.is_static]
+        self.shares: list[float] = []
+        if not self.stairs:
+            problem = "blends, which needs a network with weights in groups or features per token"
+            raise _check.invalid("schedule", f"{problem}, such as 'ternary/int8:token'")
+        self.move(0.0, fit=False)
+
+    @classmethod
+    def of(cls, net: nn.Module, schedule: NoisePath) -> "Blending | None":
+        """Return what blends by a schedule; None if it moves noise, as weights then know."""
+        if isinstance(schedule, Schedule) and schedule.blend is not None:
+            return cls(net, schedule)
+        for module in net.modules():
+            if isinstance(module, GroupedWeight) and module.scheduled:
+                module.is_static = False
+        return None
+
+    @torch.no_grad()
+    def move(self, t: float, fit: bool) -> None:
+        """Set the shares at time t; fit quanta to the weights of layers that were in float."""
+        in_float = t < self.schedule.float_until
+        for layer in self.layers:
+            if layer.in_float and not in_float and fit:
+                layer.refit()
+            layer.in_float = in_float
+        shares = [self.schedule.share(stair.layer, t) for stair in self.stairs]
+        if shares != self.shares:
+            self.shares, blends = shares, [stair.blend for stair in self.stairs]
+            torch._foreach_zero_(blends)
+            torch._foreach_add_(blends, shares)
 
 
 def _listed(values: Mapping[str, Any], names: Iterable[str]) -> str:

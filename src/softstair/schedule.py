@@ -14,6 +14,17 @@ overlapped  0              P·n
 P is the period, n the number of quantised layers, ℓ and t count from 0. A start other than 0 is
 added to t_start and t_end: before it the noise of all layers is static. Means and standard
 deviations are in quanta of each layer's stair; t is in the unit that P is in (epochs, usually).
+
+A schedule that blends leaves the noise as it is. Quantised weights are blended in instead: the
+share of their hard value rises from 0 to 1 along a curve of u = 1 − λ_ℓ(t):
+
+=========== =============================================================
+blend       share
+=========== =============================================================
+linear      u
+cosine      (1 − cos πu)/2
+sigmoid     (s(u) − s(0))/(s(1) − s(0)), s(u) = 1/(1 + exp(−10·(u − ½)))
+=========== =============================================================
 """
 
 import math
@@ -31,6 +42,12 @@ Interval = Literal["same_start", "same_end", "partition", "overlapped"]
 Power = Literal["homogeneous", "progressive"]
 INTERVALS: tuple[Interval, ...] = get_args(Interval)
 POWERS: tuple[Power, ...] = get_args(Power)
+Blend = Literal["linear", "cosine", "sigmoid"]
+STEEPNESS = 10.0
+"""Of the sigmoid."""
+
+BLENDING = ("blend", "float_until")
+"""Fields that other schedules do not save."""
 
 NoisePath = Callable[[int, float], tuple[float, float]]
 """A :class:`Schedule`, or any function (layer, t) -> (mean, std)."""
@@ -65,6 +82,10 @@ class Schedule:
         std0: The first standard deviation, in quanta.
         start: The time at which the ranges begin, for annealing late in a training: the noise of
             all layers is static before it.
+        blend: The curve along which quantised weights are blended in, with static noise; None
+            anneals the noise. See :meth:`blended`.
+        float_until: With ``blend``: the time until which the network computes in float. The quanta
+            of its weights are then fitted.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -79,6 +100,8 @@ class Schedule:
     mean0: float | None = None
     std0: float = UNIFORM_HALF_QUANTUM
     start: float = 0.0
+    blend: Blend | None = None
+    float_until: float = 0.0
 
     def __post_init__(self) -> None:
         _check.integer("layers", self.layers, 1)
@@ -91,6 +114,14 @@ class Schedule:
         _check.choice("power", self.power, POWERS)
         _check.boolean("static_mean", self.static_mean)
         _check.boolean("static_std", self.static_std)
+        if self.blend is not None:
+            _check.choice("blend", self.blend, get_args(Blend))
+            if not self.static_mean:
+                raise _check.wrong("static_mean", False, "True for a schedule that blends")
+            object.__setattr__(self, "static_std", True)
+        elif self.float_until:
+            raise _check.invalid("float_until", "must be 0 for a schedule that does not blend")
+        _check.number("float_until", self.float_until, 0)
 
     def __call__(self, layer: int, t: float) -> tuple[float, float]:
         """Return the mean and standard deviation, in quanta, of a layer's noise at time t."""
@@ -138,6 +169,64 @@ class Schedule:
         start, end = self.range(layer)
         return min(max((end - t) / (end - start), 0.0), 1.0)
 
+    def share(self, layer: int, t: float) -> float:
+        """Return the share of the hard value of a layer's weights at time t; 1 without a blend."""
+        u = 1 - self.remaining(layer, t)
+        if self.blend == "cosine":
+            return (1 - math.cos(math.pi * u)) / 2
+        if self.blend == "sigmoid":
+            low, middle, high = (1 / (1 + math.exp(-STEEPNESS * (x - 0.5))) for x in (0.0, u, 1.0))
+            return (middle - low) / (high - low)
+        return u if self.blend == "linear" else 1.0
+
+    @classmethod
+    def blended(
+        cls,
+        net: nn.Module,
+        steps: float,
+        float_share: float = 0.0,
+        start: float = 0.1,
+        end: float = 0.5,
+        curve: Blend = "linear",
+        interval: Interval = "overlapped",
+    ) -> "Schedule":
+        """Return the schedule for transformers: quantised weights are blended in.
+
+        >>> import softstair as ss
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        >>> net = ss.quantise(model, "ternary/int8:token")
+        >>> schedule = Schedule.blended(net, steps=300, float_share=1 / 3)
+        >>> [round(schedule.share(0, t), 2) for t in (100, 120, 160, 200)]
+        [0.0, 0.0, 0.5, 1.0]
+
+        For the first ``float_share`` of the steps the network computes in float, as if it had not
+        been quantised; then the quanta are fitted to its weights. From ``start`` to ``end`` of the
+        steps that remain, the value of a weight goes from w to its level. Its gradient is that of a
+        straight-through estimator all the time.
+
+        Args:
+            net: A network with weights in groups, or features per token.
+            steps: The steps of the training, or any unit of time.
+            float_share: The share of the steps in float.
+            start: When blending starts, as a share of the steps after those in float.
+            end: When it ends.
+            curve: ``"linear"``, ``"cosine"`` or ``"sigmoid"``.
+            interval: ``"overlapped"``: all layers together; ``"partition"``: one after the other.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        _check.number("steps", steps, above=0)
+        _check.number("float_share", float_share, 0, 1)
+        _check.number("start", start, 0, 1)
+        if not start < _check.number("end", end, 0, 1):
+            raise _check.wrong("end", end, f"above start, which is {start}")
+        until, layers = float_share * steps, layer_count(net)
+        first, last = (until + share * (steps - until) for share in (start, end))
+        period = (last - first) / layers or 1.0  # all steps are in float
+        settings: dict[str, Any] = {"interval": interval, "start": first, "float_until": until}
+        return cls.for_network(net, period, blend=curve, **settings)
+
     @classmethod
     def for_network(cls, net: nn.Module, period: float, **settings: Any) -> "Schedule":
         """Return a schedule with as many layers as a quantised network.
@@ -165,7 +254,8 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`."""
-        return asdict(self)
+        data = asdict(self)
+        return data if self.blend else {k: v for k, v in data.items() if k not in BLENDING}
 
     @classmethod
     def from_json(cls, data: str | Mapping[str, Any]) -> "Schedule":

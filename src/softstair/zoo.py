@@ -277,7 +277,7 @@ def _quantised(model: nn.Module, known: About) -> nn.Module:
 def _form(net: nn.Module) -> str:
     """Return a digest of what a network computes, whatever its weights are."""
     text, plain = [], (int, float, str, tuple, type(None))
-    changing = ("training", "inplace", "widest_input", "momentum")
+    changing = ("training", "inplace", "widest_input", "momentum", "in_float")
     for name, module in net.named_modules(remove_duplicate=False):
         own, facts = vars(module).items(), dict[str, Any]()
         # A user's own module may count its calls; the stairs have tensors of their own.

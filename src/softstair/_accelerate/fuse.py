@@ -14,6 +14,7 @@ from softstair._accelerate.parts import Context
 from softstair._accelerate.stairs import kernel_stair, prepare_stairs
 from softstair._accelerate.update import LatentSteps
 from softstair._errors import SoftstairError
+from softstair._projections import Projection
 from softstair.anneal import Truncation
 from softstair.convert.conversion import traces_of
 from softstair.convert.graph import Graph, Traces
@@ -224,6 +225,7 @@ def _group(
 
 def _is_sum(module: Any) -> bool:
     plain = isinstance(module, nn.Conv2d | nn.Linear) and module.bias is None
+    plain = plain and not isinstance(module, Projection)
     if isinstance(module, nn.Conv2d):
         plain = plain and module.padding_mode == "zeros" and isinstance(module.padding, tuple)
     stair = getattr(module, "weight_stair", None)

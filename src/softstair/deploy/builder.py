@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softstair._projections import Projection
 from softstair.deploy import nodes
 from softstair.deploy.modules import (
     TABLE,
@@ -100,6 +101,9 @@ class NodeBuilder(NodeList):
 
     def layer(self, name: str, layer: StairLayer, x: IntegerFeatures) -> PendingSum:
         """Add the sum of a quantised layer."""
+        if isinstance(layer, Projection):
+            problem = "its weights are in groups, or its features per token"
+            raise ExportError.of(name, problem, "Give it bits without ':'")
         weight = layer.weight_stair.integers(layer.weight)
         if weight is None:
             raise ExportError.of(name, "its weights have no common quantum", "Choose another stair")

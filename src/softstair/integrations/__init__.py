@@ -9,6 +9,7 @@ network, and accumulating over k batches equals training on batches k times as l
 
 import math
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, Literal
 
 from torch import nn
@@ -24,13 +25,15 @@ class CallbackArguments:
 
     Args:
         schedule: A :class:`softstair.Schedule` or a function (layer, t) -> (mean, std); None makes
-            a schedule from ``settings``, with as many layers as the network.
+            a schedule from ``settings``, with as many layers as the network; ``"blended"`` makes
+            :meth:`softstair.Schedule.blended` over the whole training, whose arguments after
+            ``steps`` are the ``settings``.
         net: The attribute of the trained module that is the quantised network; None looks for it.
         update: As in :class:`softstair.Annealer`.
         truncate: As in :class:`softstair.Annealer`.
         shift: As in :class:`softstair.Annealer`.
         steps_per_unit: Batches in one unit of the schedule's time; None: those of an epoch.
-        **settings: Arguments of a schedule, ``period`` at least.
+        **settings: Arguments of a schedule, ``period`` at least unless it is ``"blended"``.
 
     Attributes:
         annealer: The :class:`softstair.Annealer`; None before training.
@@ -38,7 +41,7 @@ class CallbackArguments:
 
     def __init__(
         self,
-        schedule: NoisePath | None = None,
+        schedule: NoisePath | Literal["blended"] | None = None,
         net: str | None = None,
         update: Literal["iteration", "epoch"] = "iteration",
         truncate: bool = True,
@@ -46,7 +49,9 @@ class CallbackArguments:
         steps_per_unit: int | None = None,
         **settings: Any,
     ) -> None:
-        if (schedule is None) != ("period" in settings) or (schedule is not None and settings):
+        is_blended = schedule == "blended"
+        is_given = schedule is not None and not is_blended
+        if (schedule is None) != ("period" in settings) or (is_given and settings):
             given = f"{schedule!r} and the settings {', '.join(settings) or 'none'}"
             raise _check.invalid(
                 "schedule",
@@ -55,15 +60,22 @@ class CallbackArguments:
             )
         if schedule is None:
             Schedule(layers=1, **settings)  # raises now, not when training begins
+        if is_blended and not settings.keys() <= set(signature(Schedule.blended).parameters):
+            raise _check.wrong("settings", settings, "arguments of softstair.Schedule.blended")
         self._schedule, self._settings, self._net = schedule, settings, net
         self._steps_per_unit = steps_per_unit
         self._options = {"update": update, "truncate": truncate, "shift": shift}
         self.annealer: Annealer | None = None
 
     def _make_annealer(
-        self, module: nn.Module, batches: float | None, state: Mapping[str, Any] | None
+        self,
+        module: nn.Module,
+        batches: float | None,
+        state: Mapping[str, Any] | None,
+        total: float,
     ) -> Annealer:
-        """Return an annealer of the network in ``module``, with the clock of ``state`` if given."""
+        """Return an annealer of the network in ``module``, with the clock of ``state`` if given;
+        ``batches`` are those of an epoch, ``total`` those of the training."""
         steps = self._steps_per_unit
         if steps is None:
             if batches is None or math.isinf(batches):
@@ -74,7 +86,13 @@ class CallbackArguments:
                 )
             steps = int(batches)
         net = quantised_network(module, self._net)
-        schedule = self._schedule or Schedule.for_network(net, **self._settings)
+        schedule: NoisePath
+        if self._schedule == "blended":
+            if not 0 < total < math.inf:
+                raise _check.wrong("schedule", "blended", "a Schedule if steps have no end")
+            schedule = Schedule.blended(net, total / steps, **self._settings)
+        else:
+            schedule = self._schedule or Schedule.for_network(net, **self._settings)
         annealer = Annealer(net, schedule, steps, **self._options)  # type: ignore[arg-type]
         if state:
             annealer.load_state_dict(state)
@@ -86,6 +104,8 @@ class CallbackArguments:
         if isinstance(self._schedule, Schedule):
             settings = {k: v for k, v in self._schedule.to_json().items() if k != "layers"}
         own = {"net": self._net, "steps_per_unit": self._steps_per_unit}
+        if self._schedule == "blended":
+            own["schedule"] = self._schedule
         return {**own, **self._options, **settings}
 
 

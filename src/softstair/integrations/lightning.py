@@ -37,7 +37,9 @@ class AnnealerCallback(CallbackArguments, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A second fit() of the same trainer goes on; a new trainer without a checkpoint begins.
         state = self.state_dict() if trainer.global_step else None
-        self.annealer = self._make_annealer(pl_module, trainer.num_training_batches, state)
+        batches = trainer.num_training_batches
+        total = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
+        self.annealer = self._make_annealer(pl_module, batches, state, total)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

@@ -43,7 +43,8 @@ class AnnealerCallback(CallbackArguments, TrainerCallback, ExportableState):
         batches = len(loader) if has_length(loader) else None
         # The entry of a run that begins is this callback's own, maybe of an earlier train().
         clock = saved.get("attributes", {}).get("clock") if state.global_step else None
-        self.annealer = self._make_annealer(kwargs["model"], batches, clock)
+        total = state.max_steps * args.gradient_accumulation_steps
+        self.annealer = self._make_annealer(kwargs["model"], batches, clock, total)
 
     def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
         assert self.annealer is not None
