@@ -4,6 +4,7 @@
 #   make test      lint, types and the default lane of the tests (4 minutes on 2 cores)
 #   make nightly   every test (an hour); make nightly ROOM=deploy: those of one room
 #   make packages  export of networks of timm and torchvision, which make nightly includes
+#   make runtimes  environments of runtimes whose packages fight, in .venv-runtimes
 #   make oldest    part of the tests with the oldest packages that are supported
 #   make docs      the API site, in site/
 #   make dist      the wheel and the source archive, in dist/
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo install quick test default-lane nightly packages oldest lint types format hooks docs dist clean
+.PHONY: demo install quick test default-lane nightly packages runtimes oldest lint types format hooks docs dist clean
 
 # -n: one worker per core of the smallest machine that is supported, with one thread each. Bytecode is written even
 # where the environment forbids it: otherwise each worker and each process that a test starts compiles the package.
@@ -54,6 +55,20 @@ nightly: install lint types
 packages: install
 	$(PIP) --no-deps --upgrade --target $(VENV)/packages timm torchvision
 	PYTHONPATH=$(VENV)/packages $(PYTEST) --lane nightly tests/deploy/test_packages.py
+
+# What `softstair verify --runtimes` runs as processes. hls4ml is not for the newest onnx.
+RUNTIME_executorch := executorch torch safetensors
+RUNTIME_hls4ml := hls4ml qonnx 'onnx<1.20' onnxruntime
+RUNTIME_openvino := openvino
+
+runtimes: .venv-runtimes/executorch/installed .venv-runtimes/hls4ml/installed .venv-runtimes/openvino/installed
+
+.venv-runtimes/%/installed: constraints.txt
+	$(PYTHON) -m venv .venv-runtimes/$*
+	grep -v '^onnx=' constraints.txt > .venv-runtimes/$*/constraints.txt
+	.venv-runtimes/$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c .venv-runtimes/$*/constraints.txt $(RUNTIME_$*)
+	touch $@
 
 lint: install
 	$(BIN)/ruff check .
@@ -109,4 +124,4 @@ hooks: install
 	$(BIN)/pre-commit install
 
 clean:
-	rm -rf $(VENV) .venv-dist .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site
+	rm -rf $(VENV) .venv-dist .venv-oldest .venv-runtimes .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site

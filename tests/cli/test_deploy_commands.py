@@ -4,10 +4,8 @@ import importlib
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,8 +16,9 @@ from helpers.commands import Run
 from helpers.narrow import WIDTH
 from softstair import zoo
 from softstair.data import load, split
-from softstair.deploy import c, comparison
+from softstair.deploy import c, comparison, runtimes
 from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.loaders import Running
 from softstair.train import Recipe, train
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
@@ -44,19 +43,20 @@ def copy(digits: Path, tmp_path: Path) -> Path:
 # verify
 
 
-@pytest.mark.parametrize("backend", ["onnx", "c"])
+@pytest.mark.parametrize("backend", ["onnxruntime", "c"])
 def test_exported_network_has_no_mismatch(backend: str, digits: Path, run: Run) -> None:
     if backend == "onnx":
         pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     elif not HAS_COMPILER:
         pytest.skip("no C compiler is installed.")
-    code, out, err = run("verify", digits, "--backends", backend, "--limit", 60)
+    code, out, err = run("verify", digits, "--runtimes", backend, "--limit", 60)
     assert (code, err) == (0, "")
     assert "differences on 60 examples, fold 3 of digits" in " ".join(out.split())
     least = 60 * (3 * WIDTH + 10 + 1)  # the stairs, the scores and the class
-    found = re.search(rf"{backend}: 0 mismatches of ([0-9,]+) numbers", out)
+    found = re.search(rf"{backend} +│ +([0-9,]+) │ +0 │ +([0-9.]+) │", out)
     assert found is not None
     assert int(found[1].replace(",", "")) >= least
+    assert 0 < float(found[2]) < 100
     assert f"eval(): 0 of {60 * 3 * WIDTH:,} levels differ" in out
 
 
@@ -66,7 +66,7 @@ def test_levels_and_classes_that_differ_from_eval_are_facts(copy: Path, run: Run
     frozen = ss.load_frozen(file)
     frozen.node(frozen.stairs[0]).tensors["thresholds"].add_(1_000_000)  # all have one level
     frozen.save(file)
-    code, out, err = run("verify", copy, "--backends", "none")
+    code, out, err = run("verify", copy, "--runtimes", "none")
     assert (code, err) == (0, "")
     dataset = load("digits").sample(300)
     part = split(dataset, 3, 5)[1]
@@ -80,6 +80,22 @@ def test_levels_and_classes_that_differ_from_eval_are_facts(copy: Path, run: Run
     accuracies = f"{right[0]:.2%} trained, {right[1]:.2%} frozen"
     assert f"accuracy: {accuracies}; {changed} of 60 classes differ" in out
     assert "eval(): 0 of" not in out
+    assert re.search(r"^  features\S+: [0-9,]+ of [0-9,]+ levels, by at most ", out, re.MULTILINE)
+
+
+def test_runtimes_that_are_absent_are_named(
+    digits: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    monkeypatch.setenv("SOFTSTAIR_RUNTIMES", "nowhere")
+    error = run.rejected("verify", digits, "--runtimes", "c,openvino")
+    assert "openvino is not installed" in error
+    monkeypatch.setattr(runtimes, "RUNTIMES", ("openvino",))
+    monkeypatch.setattr("softstair.cli.verify.RUNTIMES", ("openvino",))
+    code, out, _ = run("verify", digits, "--runtimes", "all")
+    assert code == 0
+    assert "openvino: left out, openvino is not installed" in out
+    assert "--runtimes must be" in run.rejected("verify", digits, "--runtimes", "tensorrt")
 
 
 def test_sample_is_compared_before_the_rest(
@@ -92,7 +108,7 @@ def test_sample_is_compared_before_the_rest(
     seen: list[torch.Tensor] = []
     wrong_at = -1
 
-    def runner(frozen: FrozenNetwork, _: Path) -> Callable[[torch.Tensor], Any]:
+    def runner(frozen: FrozenNetwork, _: Path, runtime: str) -> Running:
         def spoiled(given: torch.Tensor) -> dict[str, torch.Tensor]:
             seen.append(given)
             results = comparison.results_of(frozen, given)
@@ -100,23 +116,23 @@ def test_sample_is_compared_before_the_rest(
                 results[stair][(given == x[wrong_at]).flatten(1).all(1), 40] += 1
             return results
 
-        return spoiled
+        return Running(spoiled, lambda _: 0.5)
 
     monkeypatch.setattr(comparison, "runner", runner)
-    code, out, err = run("verify", digits, "--backends", "c")
+    code, out, err = run("verify", digits, "--runtimes", "c")
     sample = "0 mismatches in a sample of 10 examples; comparing the other 50.\n"
     assert (code, err) == (0, f"softstair verify: {sample}")
-    assert "c: 0 mismatches of" in out
+    assert re.search(r"c +│ +[0-9,]+ │ +0 │ 0.500 │", out)
     assert torch.equal(seen[0], x[::6])
     assert sorted(torch.cat(seen).flatten(1).tolist()) == sorted(x.flatten(1).tolist())
     wrong_at = 54  # in the sample
-    code, out, err = run("verify", digits, "--backends", "c")
+    code, out, err = run("verify", digits, "--runtimes", "c")
     assert (code, err, len(seen)) == (1, "", 3)
     assert "differences on a sample of 10 of 60 examples" in " ".join(out.split())
     assert "c: 1 mismatches of" in out
     assert "the first in features.6, example 54 at (40,): " in " ".join(out.split())
     wrong_at = 55
-    code, out, err = run("verify", digits, "--backends", "c")
+    code, out, err = run("verify", digits, "--runtimes", "c")
     assert (code, len(seen)) == (1, 5)
     assert "differences on 60 examples" in " ".join(out.split())
     assert "the first in features.6, example 55 at (40,): " in " ".join(out.split())
@@ -220,10 +236,13 @@ def test_speech_network_is_exact_when_exported(tmp_path: Path, run: Run) -> None
     assert run(*words.split(), *folder)[0] == 0
     file = Path("run/network.safetensors")
     assert (zoo.about(file).mean, zoo.about(file).std) == (128.0, 16.0)
-    for path, backends in ((file, "none"), ("run", "onnx,c" if HAS_COMPILER else "onnx")):
-        code, out, err = run("verify", path, "--backends", backends, *folder)
+    for path, backends in (
+        (file, "none"),
+        ("run", "onnxruntime,c" if HAS_COMPILER else "onnxruntime"),
+    ):
+        code, out, err = run("verify", path, "--runtimes", backends, *folder)
         assert (code, err) == (0, "")
-        assert out.count(": 0 mismatches of") == len({*backends.split(",")} - {"none"})
+        assert out.count("│           0 │") == len({*backends.split(",")} - {"none"})
         assert "eval(): 0 of " in out
     assert run("export", "run", "--out", "net.onnx")[0] == 0
 
@@ -270,7 +289,7 @@ def test_run_with_own_model_and_data_is_exported_by_its_flags(own: str, run: Run
     assert run("export", "mine", "--to", "qonnx", "--out", "frozen.onnx")[0] == 0
     assert f"{data!r}: pass --data" in run.rejected("verify", "mine", "--model", model)
     flags = ["--model", model, "--data", data]
-    code, out, err = run("verify", "mine", *flags, "--backends", "none")
+    code, out, err = run("verify", "mine", *flags, "--runtimes", "none")
     assert (code, err) == (0, "")
     assert f"eval(): 0 of {60 * 16:,} levels differ" in out
     file = "mine/network.safetensors"
@@ -285,7 +304,7 @@ def test_a_network_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -
     digits = {"classes": load("digits").classes, "mean": 3, "std": 4.0, "data": "digits"}
     zoo.save(net, "net.safetensors", f"{own}:build", (1, 8, 8), **digits)
     flags = ["net.safetensors", "--model", f"{own}:build"]
-    code, out, err = run("verify", *flags, "--backends", "none", "--limit", 20)
+    code, out, err = run("verify", *flags, "--runtimes", "none", "--limit", 20)
     assert (code, err) == (0, "")
     assert "eval(): 0 of 320 levels differ" in out
     assert "20 examples, all examples of digits" in " ".join(out.split())
@@ -310,7 +329,7 @@ def test_errors(run: Run) -> None:
         ("export junk", "junk"),
         ("export nowhere", "nowhere"),
         ("verify", "RUN is missing"),
-        ("verify float --backends java", "--backends"),
+        ("verify float --backends java", "--runtimes"),
         ("verify float --limit 0", "--limit"),
         ("export float --to java", "--to"),
     ):

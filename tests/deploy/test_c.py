@@ -91,7 +91,7 @@ def test_runner_returns_features_scores_and_classes(
     net = NETWORKS[name]()
     network = net.network("values" if name == "lines" else "classes")
     write(network, tmp_path / "out", "small", threads=threads)
-    results = runner(network, tmp_path / "out", threads)(net.bytes)
+    results = runner(network, tmp_path / "out", threads).results(net.bytes)
     expected = {**net.results, "scores": network(net.bytes)}
     if name != "lines":
         expected["class"] = network.predict(net.bytes)

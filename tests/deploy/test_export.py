@@ -23,6 +23,7 @@ from softstair import _files
 from softstair.deploy import FrozenNetwork, comparison
 from softstair.deploy.c import THREADS
 from softstair.deploy.c.program import STACK, memory_plan
+from softstair.deploy.loaders import Running
 
 TERNARY = ss.Stair.ternary()
 INT4 = ss.Stair.linear(4, signed=True, quantum=0.25)
@@ -243,7 +244,8 @@ def test_a_network_with_mismatches_is_not_written(
         results = comparison.results_of(frozen, x)
         return {**results, "scores": results["scores"] + (x[:, 0, 0, :1] > 127)}
 
-    monkeypatch.setattr(comparison, "runner", lambda *_: wrong)
+    running = Running(wrong, lambda _: 0.0)
+    monkeypatch.setattr(comparison, "runner", lambda *_: running)
     with pytest.raises(ss.SoftstairError, match=r"mismatches of .* the first in scores, example"):
         ss.deploy.export(frozen, tmp_path / "c")
     assert not [*tmp_path.iterdir()]

@@ -16,6 +16,7 @@ from random_networks import LEVELS as STAIRS
 import softstair as ss
 from softstair.deploy import nodes, onnx as export
 from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.loaders import onnxruntime
 from softstair.deploy.nodes import ExportError
 from softstair.deploy.target import HERE, Target
 
@@ -348,7 +349,8 @@ def test_runner_gives_what_a_file_has(tmp_path: Path) -> None:
     builder = random_network(2)
     network, x = builder.network(), builder.bytes
     for trace in (False, True):
-        actual = export.runner(export.write(network, tmp_path / "a.onnx", trace=trace))(x)
+        file = export.write(network, tmp_path / "a.onnx", trace=trace)
+        actual = export.decoder(network, file)(onnxruntime(str(file))(x.numpy()))
         assert torch.equal(actual.pop("scores"), network(x))
         assert torch.equal(actual.pop("class"), network.predict(x))
         assert {*network.stairs} <= {*actual} if trace else not actual

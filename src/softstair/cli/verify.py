@@ -1,4 +1,4 @@
-"""``softstair verify``: a frozen network beside the trained one, its ONNX file and its C."""
+"""``softstair verify``: a frozen network beside the trained one, and in other runtimes."""
 
 import tempfile
 from collections.abc import Mapping
@@ -9,38 +9,37 @@ import torch
 from torch import Tensor
 
 from softstair import _check
-from softstair._errors import MissingExtraError, SoftstairError, first_line
+from softstair._errors import SoftstairError, first_line
 from softstair.cli._args import flag
 from softstair.cli._output import Progress, print_line, print_table
 from softstair.cli.export import NetworkFlags
-from softstair.deploy import c, comparison, onnx
-from softstair.deploy.comparison import CLASS, SCORES, Comparison, Runner
-from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy import RUNTIMES, Comparison, FrozenNetwork, comparison, runtimes
+from softstair.deploy.comparison import CLASS
+from softstair.deploy.loaders import Running
 from softstair.deploy.measuring import LayerReport, levels_of
 from softstair.train.execution import choose_device
 from softstair.train.network import Deployed, deployed, examples_of
 
-BACKENDS = ("onnx", "c")
 SAMPLE = 100  # examples that are compared before the others
 CHUNK = 100
 
 
 @dataclass
 class Found:
-    """What was compared so far, of eval(), the frozen network, and the backends."""
+    """What was compared so far, of eval(), the frozen network, and the runtimes."""
 
     layers: dict[str, LayerReport]
-    backends: dict[str, Comparison]
+    runtimes: dict[str, Comparison]
     numbers: list[Tensor] = field(default_factory=list)
     trained: list[Tensor] = field(default_factory=list)
     frozen: list[Tensor] = field(default_factory=list)
 
     @property
     def mismatches(self) -> int:
-        return sum(part.mismatches for part in self.backends.values())
+        return sum(part.mismatches for part in self.runtimes.values())
 
     def add(
-        self, source: Deployed, runners: Mapping[str, Runner], x: Tensor, numbers: Tensor
+        self, source: Deployed, started: Mapping[str, Running], x: Tensor, numbers: Tensor
     ) -> None:
         """Compare the results for examples of these numbers."""
         expected = comparison.results_of(source.frozen, x)
@@ -50,62 +49,77 @@ class Found:
         self.numbers.append(numbers)
         self.trained.append(levels[""].argmax(1))
         self.frozen.append(expected[CLASS].cpu())
-        for name, run in runners.items():
-            self.backends[name].add_results(expected, run(x), numbers)
+        for name, running in started.items():
+            self.runtimes[name].add_results(expected, running.results(x), numbers)
 
 
 @dataclass(frozen=True)
 class Command(NetworkFlags):
-    """Run a trained network, its frozen network, its ONNX file and its C program on real examples.
+    """Run a trained network, and its frozen network in other runtimes, on real examples.
 
-    Of ONNX and C, the numbers that differ from the frozen network's are counted: every feature of
-    every layer, the scores and the class. These are mismatches. Of the trained network, levels
-    that differ are shown, and the accuracy of both: these are facts, since the frozen network is
-    the definition.
+    Of each runtime, the numbers that differ from the frozen network's are counted: every feature of
+    every layer that it shows, the scores and the class. These are differences. Of the trained
+    network, levels that differ are shown, and the accuracy of both: these are facts, since the
+    frozen network is the definition. Milliseconds are the least of an example, in one thread.
 
     A sample of 100 examples is compared first. If a number of it differs, the others are left out.
     The examples are the test set, or the validation fold of the run if there is no test set. A
-    backend that cannot run here, because ONNX Runtime or a compiler is missing, is an error: leave
-    it out with --backends. A network whose model is your own code needs --model; own data need
-    --data in the same way.
+    runtime that is not installed is an error, unless all of them are asked for. A network whose
+    model is your own code needs --model; own data need --data in the same way.
 
     Exit code 0: no number differs; 1: some do; 2: an error.
     """
 
-    backends: str = flag("onnx,c", "Backends to compare with the frozen network, or none.")
+    runtimes: str = flag(
+        "c,onnxruntime",
+        f"Runtimes to compare with the frozen network: some of {', '.join(RUNTIMES)}; all that are "
+        "installed; or none.",
+    )
     limit: int | None = flag(None, "Use only the first N examples.")
     data: str | None = flag(None, "package.module:function of your own data.")
     data_dir: Path = flag(Path("data"), "Folder of the data sets.")
 
     def __post_init__(self) -> None:
-        if not set(self._backends()) <= set(BACKENDS):
-            raise _check.wrong("backends", self.backends, "onnx, c, onnx,c or none")
+        if not set(self._named()) <= set(RUNTIMES):
+            raise _check.wrong("runtimes", self.runtimes, f"{','.join(RUNTIMES)}, all or none")
         if self.limit is not None:
             _check.integer("limit", self.limit, 1)
 
     def run(self) -> int:
+        absent = {name: how for name in self._named() if (how := runtimes.absent(name))}
+        if absent and self.runtimes != "all":
+            raise SoftstairError("; ".join(f"{name}: {how}" for name, how in absent.items()) + ".")
         source = deployed(self.trained, self.model)
         name, x, y = examples_of(source.about, self.data_dir, self.limit, self.data)
         rows = {stair: LayerReport(stair) for stair in source.frozen.stairs}
-        found = Found(rows, {backend: Comparison() for backend in self._backends()})
+        there = [runtime for runtime in self._named() if runtime not in absent]
         with tempfile.TemporaryDirectory() as folder:
-            runners = {b: _runner(b, source.frozen, Path(folder)) for b in found.backends}
+            started = {}
+            for each in there:
+                try:
+                    started[each] = _start(each, source.frozen, Path(folder))
+                except SoftstairError as error:  # such as of a network that a format cannot express
+                    if self.runtimes != "all":
+                        raise
+                    absent[each] = first_line(error)
+            found = Found(rows, {each: Comparison() for each in started})
             source.frozen.to(choose_device("auto"))
-            _compare(found, source, runners, x)
-        for backend in found.backends.values():
-            comparison.check_complete(source.frozen, backend)
+            _compare(found, source, started, x)
+            for each, compared in found.runtimes.items():
+                comparison.check_complete(source.frozen, compared, each)
+                compared.milliseconds = started[each].milliseconds(x[:1])
         done = sum(map(len, found.numbers))
         part = f"a sample of {done} of " if done < len(x) else ""
-        _show(found, source.frozen, f"differences on {part}{len(x):,} examples, {name}")
+        _show(found, f"differences on {part}{len(x):,} examples, {name}", absent)
         _show_accuracy(found, y)
         return int(found.mismatches > 0)
 
-    def _backends(self) -> list[str]:
-        names = [name.strip() for name in self.backends.split(",")]
-        return [] if names == ["none"] else names
+    def _named(self) -> list[str]:
+        names = [name.strip() for name in self.runtimes.split(",")]
+        return {"none": [], "all": [*RUNTIMES]}.get(",".join(names), names)
 
 
-def _compare(found: Found, source: Deployed, runners: Mapping[str, Runner], x: Tensor) -> None:
+def _compare(found: Found, source: Deployed, started: Mapping[str, Running], x: Tensor) -> None:
     """Compare a sample, and the rest unless a number of the sample differs."""
     with Progress("verify") as progress:
         done = 0
@@ -113,7 +127,7 @@ def _compare(found: Found, source: Deployed, runners: Mapping[str, Runner], x: T
             for at in range(0, len(numbers), CHUNK):
                 progress.count(title, at, total=len(numbers))
                 chunk = numbers[at : at + CHUNK]
-                found.add(source, runners, x[chunk], chunk)
+                found.add(source, started, x[chunk], chunk)
             progress.count(title, len(numbers), total=len(numbers))
             done += len(numbers)
             if done == len(x) or found.mismatches:
@@ -131,35 +145,28 @@ def _parts(count: int) -> dict[str, Tensor]:
     return {"comparing a sample": sample, "comparing the rest": rest}
 
 
-def _runner(backend: str, frozen: FrozenNetwork, folder: Path) -> Runner:
-    path = folder / ("c" if backend == "c" else "network.onnx")
-    try:
-        if backend == "c":
-            c.write(frozen, path)
-        else:
-            onnx.write(frozen, path)
-        return comparison.runner(frozen, path)
-    except MissingExtraError as error:
-        raise SoftstairError(
-            f"{first_line(error)}, or leave {backend} out of `backends`."
-        ) from None
+def _start(name: str, frozen: FrozenNetwork, folder: Path) -> Running:
+    return comparison.runner(frozen, runtimes.write(name, frozen, folder), runtime=name)
 
 
-def _show(found: Found, frozen: FrozenNetwork, title: str) -> None:
-    """Print how many numbers of each layer differ: from eval(), and from each backend."""
-    compared = {name: row.compared for name, row in found.layers.items()}
-    for part in found.backends.values():
-        compared |= part.compared
-    rows = []
-    for layer in [name for name in (*frozen.sizes, SCORES, CLASS) if name in compared]:
-        level = found.layers.get(layer)
-        wrong = [None if level is None else level.differing]
-        wrong += [part.wrong.get(layer) for part in found.backends.values()]
-        cells = ["" if number is None else f"{number:,}" for number in wrong]
-        rows.append((layer, f"{compared[layer]:,}", *cells))
-    print_table(title, ("layer",), ("numbers", "eval()", *found.backends), rows)
-    for name, part in found.backends.items():
-        print_line(f"{name}: {part}")
+def _show(found: Found, title: str, absent: Mapping[str, str]) -> None:
+    """Print a row for each runtime, the first number that differs, and what is not installed."""
+    rows = [
+        (
+            name,
+            f"{sum(part.compared.values()):,}",
+            f"{part.mismatches:,}",
+            f"{part.milliseconds:.3f}",
+        )
+        for name, part in found.runtimes.items()
+    ]
+    if rows:
+        print_table(title, ("runtime",), ("numbers", "differences", "ms"), rows)
+    for name, part in found.runtimes.items():
+        if part.mismatches:
+            print_line(f"{name}: {part}")
+    for name, how in absent.items():
+        print_line(f"{name}: left out, {how}")
 
 
 def _show_accuracy(found: Found, y: Tensor) -> None:
@@ -167,6 +174,9 @@ def _show_accuracy(found: Found, y: Tensor) -> None:
     total = sum(row.compared for row in found.layers.values())
     differing = sum(row.differing for row in found.layers.values())
     print_line(f"eval(): {differing:,} of {total:,} levels differ from the frozen network's")
+    for row in found.layers.values():
+        if row.differing:
+            print_line(f"  {row}")
     trained, frozen = torch.cat(found.trained), torch.cat(found.frozen)
     labels = y[torch.cat(found.numbers)]
     right = [float((classes == labels).double().mean()) for classes in (trained, frozen)]

@@ -5,9 +5,11 @@ from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.measuring import FreezeReport
 from softstair.deploy.nodes import ExportError
+from softstair.deploy.runtimes import RUNTIMES
 from softstair.deploy.writing import Exported, export
 
 __all__ = [
+    "RUNTIMES",
     "Comparison",
     "ExportError",
     "Exported",

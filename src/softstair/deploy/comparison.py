@@ -1,25 +1,21 @@
 """Comparison of a frozen network with what was written of it, number by number."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from softstair import _check
-from softstair._errors import SoftstairError, import_extra
-from softstair.deploy import c, onnx
+from softstair._errors import SoftstairError
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.target import Cpu, Runtime
+from softstair.deploy.runtimes import FILES, RUNTIMES, Running, start, write
 
 SCORES, CLASS = "scores", "class"
 CHUNK = 100
 """Examples that run at a time."""
-Runner = Callable[[Tensor], Mapping[str, Tensor]]
-"""Integers of the input's type -> results of nodes by name, the scores and the class."""
 
 
 @dataclass
@@ -31,11 +27,13 @@ class Comparison:
             results of the network.
         wrong: How many of them differ, by node.
         first: The first that differs, as (node, example, index, expected, actual).
+        milliseconds: The least time of an example, in one thread; None if it was not measured.
     """
 
     compared: dict[str, int] = field(default_factory=dict)
     wrong: dict[str, int] = field(default_factory=dict)
     first: tuple[str, int, tuple[int, ...], int, int] | None = None
+    milliseconds: float | None = None
 
     @property
     def mismatches(self) -> int:
@@ -80,10 +78,12 @@ class Comparison:
 
 def verify(
     frozen: FrozenNetwork,
-    path: Path | str,
+    path: Path | str | None,
     x: Tensor,
     *,
     threads: int = 1,
+    runtime: str | None = None,
+    timed: bool = True,
 ) -> Comparison:
     """Run what was written of a frozen network, and compare every number with its own.
 
@@ -101,22 +101,32 @@ def verify(
 
     Args:
         frozen: The network, on the CPU or a GPU.
-        path: A folder of C, which is compiled, or a file for ONNX Runtime.
+        path: A folder of C, which is compiled, or a file; None writes it for ``runtime``, in a
+            temporary folder.
         x: Integers of the network's type, such as (N, C, H, W) uint8.
         threads: Threads of C, 1 or 2.
+        runtime: One of ``softstair.deploy.RUNTIMES``; by default the first that reads the file.
+        timed: Whether to measure the time of an example.
 
     Raises:
         SoftstairError: If nothing that can run is there, if it was written of another network, or
             if ``x`` does not fit.
+        MissingExtraError: If the runtime is not installed.
     """
-    run, found = runner(frozen, Path(path), threads), Comparison()
+    if runtime is not None or path is None:
+        _check.choice("runtime", runtime, RUNTIMES)
     frozen.input.check(x)
     if not len(x):
         raise _check.invalid("x", "must hold at least one example, but it is empty")
-    for numbers in torch.arange(len(x)).split(CHUNK):
-        part = x[numbers]
-        found.add_results(results_of(frozen, part), run(part), numbers)
-    check_complete(frozen, found)
+    with tempfile.TemporaryDirectory() as folder:
+        file = write(runtime or "", frozen, Path(folder)) if path is None else Path(path)
+        running, found = runner(frozen, file, threads, runtime), Comparison()
+        for numbers in torch.arange(len(x)).split(CHUNK):
+            part = x[numbers]
+            found.add_results(results_of(frozen, part), running.results(part), numbers)
+        if timed:
+            found.milliseconds = running.milliseconds(x[:1])
+    check_complete(frozen, found, runtime)
     return found
 
 
@@ -129,30 +139,20 @@ def results_of(frozen: FrozenNetwork, x: Tensor) -> dict[str, Tensor]:
     return results
 
 
-def check_complete(frozen: FrozenNetwork, found: Comparison) -> None:
-    """Raise SoftstairError unless all stairs of a network and its scores were compared."""
-    if missing := {*frozen.stairs, SCORES} - {*found.compared}:
+def check_complete(frozen: FrozenNetwork, found: Comparison, runtime: str | None = None) -> None:
+    """Raise SoftstairError unless a network's scores were compared, and its stairs if they show."""
+    shows = runtime not in FILES or FILES[runtime].shows_stairs
+    if missing := {*(frozen.stairs if shows else ()), SCORES} - {*found.compared}:
         raise SoftstairError(f"it gave no results of {', '.join(sorted(missing))}.")
 
 
-def runner(frozen: FrozenNetwork, path: Path, threads: int = 1) -> Runner:
-    """Return what runs a folder of C or a file of ONNX, with the results of its nodes."""
-    if path.is_dir():
-        return c.runner(frozen, path, threads)
-    if path.suffix != ".onnx" or not path.is_file():
-        allowed = "a folder of C or a file .onnx; QONNX is for other tools"
+def runner(
+    frozen: FrozenNetwork, path: Path, threads: int = 1, runtime: str | None = None
+) -> Running:
+    """Return what runs a folder of C or a file, by default in the first runtime that reads it."""
+    first = {kind.suffix: name for name, kind in reversed(FILES.items())}
+    name = runtime or ("c" if path.is_dir() else first.get(path.suffix))
+    if name is None or not path.exists():
+        allowed = f"a folder of C or a file {', '.join(sorted(first))}"
         raise _check.invalid("path", f"must be {allowed}, but {str(path)!r} was given")
-    plain = onnx.runner(path)
-    known = {row.key: row.value for row in import_extra("onnx").load(path).metadata_props}
-    if known.get("digest") != frozen.digest:
-        raise _check.invalid("path", f"must be of this network, but {str(path)!r} is of another")
-    cpu, runtime = cast(Cpu, known["cpu"]), cast(Runtime, known["runtime"])
-    with tempfile.TemporaryDirectory() as work:
-        file = onnx.write(frozen, Path(work) / "traced.onnx", cpu, runtime, trace=True)
-        traced = onnx.runner(file)
-
-    def run(x: Tensor) -> dict[str, Tensor]:
-        # The outputs are those of the file itself; the rest is of the same graph with more outputs.
-        return {**traced(x), **plain(x)}
-
-    return run
+    return start(name, frozen, path, threads)

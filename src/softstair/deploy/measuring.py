@@ -24,6 +24,10 @@ class LayerReport:
     differing: int = 0
     largest: int = 0
 
+    def __str__(self) -> str:
+        counts = f"{self.differing:,} of {self.compared:,} levels"
+        return f"{self.name}: {counts}, by at most {self.largest}"
+
     def with_levels(self, expected: Tensor, actual: Tensor) -> "LayerReport":
         """Return the report with more levels compared."""
         distance = (expected - actual).abs()
@@ -76,12 +80,7 @@ class FreezeReport:
         if self.error is not None:
             lines.append(f"the outputs differ by {self.error:.2%} of their size")
         text = "; ".join([*lines, *made]) + "."
-        rows = [layer for layer in self.layers if layer.differing]
-        more = [
-            f"  {row.name}: {row.differing:,} of {row.compared:,} levels, by at most {row.largest}"
-            for row in rows
-        ]
-        return "\n".join([text, *more])
+        return "\n".join([text, *(f"  {layer}" for layer in self.layers if layer.differing)])
 
 
 def in_quanta(activation: StairActivation, y: Tensor) -> Tensor:

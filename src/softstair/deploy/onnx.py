@@ -15,15 +15,15 @@ products in 16 bits that saturate, which small ones, or unsigned ones with a zer
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from softstair import _check
 from softstair._errors import import_extra
 from softstair.deploy import nodes, onnx_graph
 from softstair.deploy.frozen import FrozenNetwork
@@ -57,23 +57,25 @@ def write(
     return onnx_graph.write_model(model(network, target_of("onnx", cpu, runtime), trace), path)
 
 
-def runner(file: Path | str) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Return what a file computes of a batch under ONNX Runtime.
+def trace(network: FrozenNetwork, path: Path, out: Path) -> Path:
+    """Write a file of the same target as another, with the results of nodes as outputs too."""
+    known = _properties(network, path)
+    return write(network, out, cast(Cpu, known["cpu"]), cast(Runtime, known["runtime"]), trace=True)
 
-    Results are those of nodes, by their names, if the file has them, and ``"scores"`` and
-    ``"class"`` or ``"values"``.
-    """
-    runtime = import_extra("onnxruntime", "onnx")
-    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    traced = json.loads(session.get_modelmeta().custom_metadata_map.get("features", "{}"))
-    ends = [output.name for output in session.get_outputs()]
-    names = {name: name for name in ends if name not in traced.values()} | traced
 
-    def run(x: Tensor) -> dict[str, Tensor]:
-        results = session.run([*names.values()], {"bytes": x.cpu().numpy()})
-        return dict(zip(names, map(torch.from_numpy, results), strict=True))
+def decoder(network: FrozenNetwork, file: Path) -> Callable[[Mapping[str, Array]], Any]:
+    """Return what makes results of nodes, scores and answers of the outputs of a file."""
+    features = json.loads(_properties(network, file).get("features", "{}"))
+    names = {output: name for name, output in features.items()}
+    return lambda y: {names.get(key, key): torch.from_numpy(value) for key, value in y.items()}
 
-    return run
+
+def _properties(network: FrozenNetwork, file: Path) -> dict[str, str]:
+    """Return the metadata of a file, which must be of the network."""
+    known = {row.key: row.value for row in import_extra("onnx").load(file).metadata_props}
+    if known.get("digest") != network.digest:
+        raise _check.invalid("path", f"must be of this network, but {str(file)!r} is of another")
+    return known
 
 
 def model(network: FrozenNetwork, target: Target = HERE, trace: bool = False) -> Any:

@@ -7,7 +7,7 @@ with many levels, it is in float64, as is a last layer whose sums float32 does n
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +51,33 @@ def write(network: FrozenNetwork, path: Path | str) -> Path:
     return onnx_graph.write_model(model(network), path)
 
 
-def model(network: FrozenNetwork) -> Any:
-    """Return the ``onnx.ModelProto`` of :func:`write`; each node's result has the node's name."""
+def model(
+    network: FrozenNetwork,
+    writers: Mapping[type[nodes.Node], Callable[[QonnxGraph, Any, list[str]], Any]] | None = None,
+    output: str = "",
+    properties: Mapping[str, str] | None = None,
+) -> Any:
+    """Return the ``onnx.ModelProto`` of :func:`write`; each node's result has the node's name.
+
+    Other ``writers`` may end at another node than the scores, the ``output``.
+    """
     graph = QonnxGraph(network)
-    network = graph.network
+    network, writers = graph.network, writers or WRITERS
     graph.datatypes["bytes"] = network.input.dtype.upper()
     for node in network.nodes:
+        if output and node is network.last:
+            break
         graph.prefix = graph.identifiers[node.name]
         _check_range(graph, node)
-        WRITERS[type(node)](graph, node, [graph.identifiers[x] for x in node.inputs])
-        if node is not network.last:
+        writers[type(node)](graph, node, [graph.identifiers[x] for x in node.inputs])
+        if node is not network.last and node.name != output:
             graph.annotate(graph.prefix, _datatype_of(node), (BATCH, *network.sizes[node.name]))
-    kind, shape = "DOUBLE" if "scores" in graph.wide else "FLOAT", network.sizes[network.last.name]
+    end, name = output or network.last.name, graph.identifiers[output] if output else "scores"
     tensors: list[TensorInfo] = [
         ("bytes", "FLOAT", (BATCH, *network.input.shape)),
-        ("scores", kind, (BATCH, *shape)),
+        (name, "DOUBLE" if name in graph.wide else "FLOAT", (BATCH, *network.sizes[end])),
     ]
-    proto = graph.model(OPSETS, tensors, graph.between)
+    proto = graph.model(OPSETS, tensors, graph.between, properties)
     for name, datatype in graph.datatypes.items():
         annotation = proto.graph.quantization_annotation.add(tensor_name=name)
         annotation.quant_parameter_tensor_names.add(key="finn_datatype", value=datatype)

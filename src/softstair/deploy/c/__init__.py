@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -32,6 +32,7 @@ from softstair.deploy.c.program import (
 )
 from softstair.deploy.c.winograd import SCRATCH, SCRATCH_OF
 from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.loaders import Running, milliseconds
 from softstair.deploy.target import HERE, Cpu
 
 __all__ = [
@@ -49,7 +50,6 @@ __all__ = [
     "write",
 ]
 
-Runner = Callable[[Tensor], dict[str, Tensor]]
 RESERVED = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if "
     "inline int long register restrict return short signed sizeof static struct switch typedef "
@@ -57,6 +57,8 @@ RESERVED = frozenset(
     "emulated input scores results outputs".split()
 )
 MAX_NAME = 40
+TIMED, MOST_TIMED = 20.0, 2**13
+"""Milliseconds of a program that is timed, and how many examples it gets at most."""
 THREADS = {1: (), 2: ("-pthread", "-DSOFTSTAIR_THREADS=2")}  # flags of the compiler
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = ("-O3", NATIVE)
@@ -138,10 +140,10 @@ def build(
 
 def runner(
     network: FrozenNetwork, folder: Path, threads: int = 1, flags: Sequence[str] = FLAGS
-) -> Runner:
+) -> Running:
     """Compile a copy of the folder of a network, and return what runs it on a batch.
 
-    The runner returns the result of every node by its name, as :meth:`FrozenNetwork.features`, and
+    It returns the result of every node by its name, as :meth:`FrozenNetwork.features`, and
     those of the program: "scores", int32, and "class", int64, of a network with classes.
     """
     names = [file.name.removesuffix("_weights.h") for file in Path(folder).glob("*_weights.h")]
@@ -168,8 +170,17 @@ def runner(
         results["scores"] = torch.from_numpy(rows.astype(np.int32)).reshape(len(x), *shape)
         return results
 
+    def time(x: Tensor) -> float:
+        """Return what an example adds to a program's time."""
+        some = lambda count: x[:1].repeat(count, *[1] * (x.dim() - 1))
+        elapsed = lambda count: milliseconds(lambda x: _run(program, x), some(count), 5, 0)
+        count, shortest = 8, elapsed(1)
+        while (longer := elapsed(count)) < TIMED + 2 * shortest and count < MOST_TIMED:
+            count *= 4
+        return (longer - shortest) / (count - 1)
+
     weakref.finalize(run, kept.close)
-    return run
+    return Running(run, time)
 
 
 def from_trace(words: npt.NDArray[np.int32], network: FrozenNetwork) -> dict[str, Tensor]:

@@ -1,0 +1,172 @@
+"""The runtimes that a frozen network is compared in: the format of each, and where its package is.
+
+A runtime runs as a process, for packages fight: in this environment if its package is installed
+here, or else in one of its own, a folder of ``.venv-runtimes`` or of what ``SOFTSTAIR_RUNTIMES``
+names. ``make runtimes`` makes them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from softstair._errors import MissingExtraError, SoftstairError
+from softstair.deploy import c, loaders, onnx, qonnx_quant
+from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.loaders import Array, Running
+
+Decode = Callable[[Mapping[str, Array]], dict[str, Tensor]]
+
+
+class FileRuntime(NamedTuple):
+    """A runtime that reads files."""
+
+    suffix: str
+    write: Callable[[FrozenNetwork, Path], object]
+    trace: Callable[[FrozenNetwork, Path, Path], object]
+    """Writes a file that differs from the first path's in having results of nodes as outputs."""
+    decoder: Callable[[FrozenNetwork, Path], Decode]  # of the outputs of a file
+    encode: Callable[[FrozenNetwork, Tensor], Array] = lambda _, x: x.cpu().numpy()
+    shows_stairs: bool = True
+
+
+def _as_floats(frozen: FrozenNetwork, x: Tensor) -> Array:
+    return x.cpu().float().numpy()
+
+
+QUANT: Any = {
+    "suffix": ".qonnx",
+    "write": qonnx_quant.write,
+    # Its executor gives every tensor anyway, and hls4ml the output alone.
+    "trace": lambda frozen, _, out: qonnx_quant.write(frozen, out),
+    "decoder": qonnx_quant.decoder,
+    "encode": _as_floats,
+}
+FILES: dict[str, FileRuntime] = {
+    "onnxruntime": FileRuntime(".onnx", onnx.write, onnx.trace, onnx.decoder),
+    "openvino": FileRuntime(
+        ".onnx", partial(onnx.write, runtime="openvino"), onnx.trace, onnx.decoder
+    ),
+    "qonnx": FileRuntime(**QUANT),
+    "hls4ml": FileRuntime(**QUANT, shows_stairs=False),
+}
+RUNTIMES = ("c", *FILES)
+"""What a frozen network can be compared in."""
+
+
+def write(name: str, frozen: FrozenNetwork, folder: Path) -> Path:
+    """Write a network for a runtime; return the path."""
+    path = folder / (name if name == "c" else f"{name}{FILES[name].suffix}")
+    if name == "c":
+        c.write(frozen, path)
+    else:
+        FILES[name].write(frozen, path)
+    return path
+
+
+def start(name: str, frozen: FrozenNetwork, path: Path, threads: int = 1) -> Running:
+    """Return what runs the file of a network, or its folder of C.
+
+    Raises:
+        MissingExtraError: If the runtime is not installed.
+    """
+    if name == "c":
+        return c.runner(frozen, path, threads)
+    kind, (plain, time) = FILES[name], _load(name, path)
+    decode, encode = kind.decoder(frozen, path), partial(kind.encode, frozen)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"traced{kind.suffix}"
+        kind.trace(frozen, path, file)
+        decode_traced, (traced, _) = kind.decoder(frozen, file), _load(name, file)
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        # The outputs are those of the file itself; the rest is of the same graph with more outputs.
+        given = encode(x)
+        return {**decode_traced(traced(given)), **decode(plain(given))}
+
+    return Running(run, lambda x: time(encode(x[:1])))
+
+
+def absent(name: str) -> str | None:
+    """Return how to install a runtime, or None if it is there."""
+    if name == "c" or _python_of(name):
+        return None
+    return f"{name} is not installed; run pip install {name} or, in a clone, make runtimes"
+
+
+def _python_of(name: str) -> Path | None:
+    """Return the Python that has a runtime."""
+    if find_spec(name):
+        return Path(sys.executable)
+    folder = Path(os.environ.get("SOFTSTAIR_RUNTIMES", ".venv-runtimes"))
+    python = folder.absolute() / name / "bin" / "python"
+    return python if python.exists() else None
+
+
+def _load(name: str, file: Path) -> tuple[loaders.Run, Callable[[Array], float]]:
+    """Return what runs a file on a batch, and what times it on an example."""
+    python = _python_of(name)
+    if python is None:
+        raise MissingExtraError(f"{absent(name)}.", name=name)
+    if name == "onnxruntime":  # it fights with nobody, and begins sooner here
+        run = loaders.onnxruntime(str(file))
+        return run, partial(loaders.milliseconds, run)
+    process = _Process(python, name, file)
+    return process.run, process.time
+
+
+class _Process:
+    """A process of loaders.py."""
+
+    def __init__(self, python: Path, name: str, file: Path) -> None:
+        self.name, self.folder = name, tempfile.TemporaryDirectory()
+        self.errors = Path(self.folder.name) / "errors"
+        command = [str(python), "-P", loaders.__file__, name, str(file), self.folder.name]
+        settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+        settings.pop("PYTHONPATH", None)  # packages of this environment are not of that one
+        with self.errors.open("wb") as errors:
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+            self.process = subprocess.Popen(command, text=True, env=settings, **pipes)
+        weakref.finalize(self, _end, self.process)
+        self._answer()
+
+    def run(self, x: Array) -> dict[str, Array]:
+        """Return the outputs for a batch."""
+        self._ask("run", x)
+        with np.load(Path(self.folder.name) / "y.npz") as file:
+            return dict(file)
+
+    def time(self, x: Array) -> float:
+        """Return the milliseconds of an example."""
+        return float(self._ask("time", x))
+
+    def _ask(self, word: str, x: Array) -> Any:
+        assert self.process.stdin is not None
+        np.save(Path(self.folder.name) / "x.npy", x)
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            said = self.errors.read_text("utf-8", "replace").split() or ["nothing"]
+            raise SoftstairError(f"{self.name} ended and said: … {' '.join(said)[-600:]}")
+        return json.loads(line)
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a process."""
+    process.kill()
+    process.communicate()

@@ -1,0 +1,85 @@
+"""Frozen networks in other runtimes, which run as processes of environments of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from compiled import needs_compiler
+from frozen_networks import Builder, random_network
+from random_networks import LEVELS
+
+import softstair as ss
+from softstair.deploy import RUNTIMES, FrozenNetwork, runtimes
+
+
+def needs(name: str) -> None:
+    """Skip a test of a runtime that is not installed."""
+    if reason := runtimes.absent(name):
+        pytest.skip(reason)
+
+
+def small(seed: int = 0) -> tuple[FrozenNetwork, torch.Tensor]:
+    net = Builder(seed, (3, 6, 6), zero=121)
+    net.layer("first", 6, "int4", LEVELS["uint4"], even=True, padding=(1, 1))
+    net.max_pool("pool", 2, 2, 0)
+    net.flatten("flat")
+    return net.head(4), net.bytes
+
+
+@needs_compiler
+@pytest.mark.parametrize("runtime", ["c", "onnxruntime"])
+def test_a_network_is_written_compared_and_timed(runtime: str) -> None:
+    needs(runtime)
+    frozen, x = small()
+    found = ss.deploy.verify(frozen, None, x, runtime=runtime)
+    assert found.mismatches == 0
+    assert found.compared["first.stair"] == len(x) * 6 * 36
+    assert found.milliseconds is not None
+    assert 0 < found.milliseconds < 100
+
+
+def test_a_process_that_ends_is_an_error_with_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, x = small()
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    monkeypatch.setenv("SOFTSTAIR_RUNTIMES", str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="openvino is not installed"):
+        ss.deploy.verify(frozen, None, x, runtime="openvino")
+    python = tmp_path / "openvino" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho no such instruction >&2\nexit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(ss.SoftstairError, match="openvino ended and said: … no such instruction"):
+        ss.deploy.verify(frozen, None, x, runtime="openvino")
+    with pytest.raises(ValueError, match="runtime must be"):
+        ss.deploy.verify(frozen, None, x, runtime="tensorrt")
+    assert "openvino" in RUNTIMES
+
+
+def differing(runtime: str, seeds: range) -> tuple[Counter[str], dict[int, str]]:
+    """Return how many random networks were compared or refused, and those that differ."""
+    done, wrong = Counter[str](), dict[int, str]()
+    for seed in seeds:
+        net = random_network(seed)
+        try:
+            found = ss.deploy.verify(net.network(), None, net.bytes, runtime=runtime, timed=False)
+        except ss.deploy.ExportError:
+            done["refused"] += 1
+            continue
+        done["compared"] += 1
+        if found.mismatches:
+            wrong[seed] = str(found)
+    return done, wrong
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("runtime", "count"), [("openvino", 12)])
+def test_random_networks_are_equal_or_refused(runtime: str, count: int) -> None:
+    needs(runtime)
+    done, wrong = differing(runtime, range(count))
+    assert not wrong
+    assert done["compared"] > 3
