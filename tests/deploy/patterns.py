@@ -208,6 +208,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "neg": lambda x: -x,
     "mean": lambda x: x.mean([2, 3]),
     "mul": lambda x: x * F.max_pool2d(x, 3, 1, 1),
+    "div": lambda x: x / 4,
 }
 ROWS: dict[str, Pattern] = {
     "linear": among(nn.Flatten, lambda: nn.LazyLinear(5), nn.ReLU),
@@ -311,7 +312,11 @@ PAGE: dict[str, list[Pattern]] = {
         Pattern(lambda: image(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU())),
         Pattern(lambda: sound(nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 4, 3), nn.ReLU()), SOUND),
     ],
-    "a squeeze-excite block": [among(squeeze_excite)],
+    "a squeeze-excite block": [
+        Pattern(lambda: image(squeeze_excite()), settings={"weights": "int8", "features": None}),
+        Pattern(lambda: image(squeeze_excite()), settings={"weights": "int4", "features": None}),
+    ],
+    "the same, with gates in float": [among(squeeze_excite)],
     "`GroupNorm` or `LayerNorm`": [ROWS["OtherNorm"]],
     "a layer after `AvgPool2d`": [
         ROWS["avg_pool2d"],

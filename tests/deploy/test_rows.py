@@ -98,7 +98,8 @@ def test_pattern_exports(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "advice"), [(squeeze_excite, "remove it"), (lambda: nn.GroupNorm(2, 4), "BatchNorm")]
+    ("module", "advice"),
+    [(squeeze_excite, "by name quantise it"), (lambda: nn.GroupNorm(2, 4), "BatchNorm")],
 )
 def test_report_says_before_training_what_is_not_exported(
     module: Callable[[], nn.Module], advice: str

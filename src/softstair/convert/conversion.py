@@ -23,7 +23,7 @@ ATTRIBUTE = "_softstair_conversion"
 """The attribute of a quantised network that holds its conversion."""
 
 
-ADDED = ("sum", "input")
+ADDED = ("sum", "product", "input")
 """The kinds of stairs that are added to a network and replace nothing."""
 
 

@@ -141,15 +141,18 @@ OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._
 ADAPTIVE_MAX_POOLS = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
 ADAPTIVE_AVG_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 NORM = "a normalisation of each example, which is not exported; use BatchNorm"
-PRODUCT = "a product, as in squeeze-excite, which is not exported; remove it"
 ATTENTION = "an attention is quantised by names, such as 'int8/float' or 'ternary/int8:token'"
 CONV1D = "a Conv1D of Hugging Face is quantised by names, such as 'ternary/int8:token'"
 EMBEDDING = "an embedding, which a pattern of its own quantises, such as {'*embed*': 'int8/float'}"
+PRODUCT = "a product, not exported; write a * torch.sigmoid(b) of the parts of x.chunk(2, 1)"
+CONSTANTS = "of features, or with a constant for all or for each channel"
+DIVISIONS = ("truediv", "itruediv", "divide", "true_divide")
 LAST = "at the end of a network, where it is left out; not exported elsewhere"
 EQUAL = "with windows of equal size"
 PADDED = "without ceil_mode; with padding, count_include_pad=True"
 PLAIN = "without ceil_mode, dilation and return_indices"
 GATE = "a gate or a probability in float, which is not exported, except at the end of a network"
+NAMED = f"{GATE}; features of intN or uintN by name quantise it"
 PROBABILITIES: dict[str, type[nn.Module]] = {
     "softmax": nn.Softmax,
     "log_softmax": nn.LogSoftmax,
@@ -243,7 +246,7 @@ def _elementwise(kind: type[nn.Module]) -> Callable[..., nn.Module]:
 
 def _gate(name: str, kind: type[nn.Module], **facts: Any) -> Operator:
     facts |= {"module_of_call": _elementwise(kind), "is_gate": True}
-    return Operator(name, Effect.ACTIVATION, (kind,), why=GATE, **facts)
+    return Operator(name, Effect.ACTIVATION, (kind,), why=NAMED, **facts)
 
 
 def _prelu(weight: Any) -> nn.Module:
@@ -314,9 +317,9 @@ OPERATORS = (
     *_poolings("adaptive_max_pool", Effect.MOVE, ADAPTIVE_MAX_POOLS, EQUAL),
     Operator("cat", Effect.JOIN, aliases=("concat",), exact=True),
     Operator("stack", Effect.JOIN),
-    Operator("add", Effect.ADD, aliases=("iadd",), exact=True),
-    Operator("sub", Effect.ADD, aliases=("isub",)),
-    Operator("neg", Effect.ADD),
+    Operator("add", Effect.ADD, aliases=("iadd",), exact=True, note=CONSTANTS),
+    Operator("sub", Effect.ADD, aliases=("isub", "subtract"), exact=True, note=CONSTANTS),
+    Operator("neg", Effect.ADD, aliases=("negative",), exact=True),
     # Deployment sums the integers and divides the quantum by the area.
     *_poolings("avg_pool", Effect.AVERAGE, (nn.AvgPool1d, nn.AvgPool2d), PADDED),
     # The size of their windows is not known before the input's.
@@ -333,7 +336,8 @@ OPERATORS = (
         note="after a layer with weights, or before an activation",
     ),
     Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why=NORM),
-    Operator("mul", Effect.FLOAT, aliases=("imul",), why=PRODUCT),
+    Operator("mul", Effect.FLOAT, aliases=("imul", "multiply"), exact=True, note=CONSTANTS),
+    Operator("div", Effect.FLOAT, aliases=DIVISIONS, exact=True, note="by a constant"),
     Operator("glu", Effect.FLOAT, (nn.GLU,), why=PRODUCT),
     *(
         Operator(name, Effect.FLOAT, (kind,), why=GATE, keeps_order=True, note=LAST)

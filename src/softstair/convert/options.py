@@ -275,6 +275,10 @@ class LayerOptions:
         by_bits = self.is_named and stair is not None and "int" in (name_of(stair) or "")
         return by_bits if self.activation == "auto" else self.activation == "keep"
 
+    def follows(self, stair: Stair) -> bool:
+        """Return whether calibration may choose where a stair that is not a ReLU begins."""
+        return self.is_named and (name_of(stair) or "").startswith("uint")
+
     @property
     def may_keep(self) -> bool:
         """Whether it may keep the activation of some layer."""

@@ -7,7 +7,7 @@ from typing import Any
 from softstair import _check, noise as noises
 from softstair.convert.ops import Effect, operator_named
 from softstair.convert.options import LayerOptions, hint, matches
-from softstair.convert.shortcuts import input_sites, signed, sum_sites, widen
+from softstair.convert.shortcuts import PRODUCT, input_sites, signed, sum_sites, widen
 from softstair.convert.sites import (
     Model,
     Site,
@@ -99,7 +99,8 @@ def _assign_options(model: Model, sites: list[Site], options: LayerOptions) -> N
         elif not isinstance(stair, Stair):
             raise _check.wrong(site.option, stair, "a softstair.Stair or None")
         else:
-            site.stair = signed(stair) if site.is_added else stair
+            follows = site.operator is PRODUCT and options.follows(stair)
+            site.stair = signed(stair) if site.is_added and not follows else stair
             noise, forward = (entry_for(site, name, options) for name in ("noise", "forward"))
             site.noise = _noise(noise, forward)
 

@@ -23,7 +23,8 @@ from softstair import _check
 from softstair._quantum import fit_quantum, fit_range
 from softstair.convert.conversion import swap_modules
 from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, Traces, steps_of
-from softstair.convert.options import LayerOptions, name_of
+from softstair.convert.options import LayerOptions
+from softstair.convert.shortcuts import PRODUCT
 from softstair.convert.sites import Model, Site
 from softstair.nn import StairActivation, StairLayer, StairWeight
 
@@ -112,10 +113,12 @@ def _activation(site: Site, model: Model, options: LayerOptions) -> StairActivat
     activation = StairActivation(site.stair, function=function, **settings)
     if site.source and isinstance(site.source.replacement, StairActivation):
         function = site.source.replacement.function
-    if function and options.is_named and (name_of(site.stair) or "").startswith("uint"):
-        x = torch.special.ndtri(torch.arange(0.5, SUMS_TRIED) / SUMS_TRIED)
-        channels = sum(parameter.numel() for parameter in function.parameters())
-        y = copy.deepcopy(function).cpu().float().eval()(x[:, None].expand(-1, max(channels, 1)))
+    if (function or site.operator is PRODUCT) and options.follows(site.stair):
+        y = torch.special.ndtri(torch.arange(0.5, SUMS_TRIED) / SUMS_TRIED)[:, None]
+        if function:
+            channels = sum(parameter.numel() for parameter in function.parameters())
+            kept = copy.deepcopy(function).cpu().float().eval()
+            y = kept(y.expand(-1, max(channels, 1)))
         activation.follows_range = True
         if fitted := fit_range(y.detach(), len(activation.stair)):
             activation.set_range(*fitted)

@@ -29,15 +29,18 @@ from enum import Enum, auto
 from torch import nn
 
 from softstair import _check
-from softstair.convert.graph import Graph, GraphStep, unused_name
-from softstair.convert.ops import Effect, Operator, called
+from softstair.convert.graph import SIZE_FUNCTIONS, Graph, GraphStep, unused_name
+from softstair.convert.ops import Effect, Operator, called, operator_named
 from softstair.convert.options import LayerOptions, Sums
 from softstair.convert.sites import Model, Site, why_float
 from softstair.stair import Stair
 
 SUM = Operator("sum", Effect.ACTIVATION)
+PRODUCT = Operator("product", Effect.ACTIVATION)
 INPUT = Operator("input", Effect.ACTIVATION)
-"""The rows of stairs that are added to a network: to sums, and to the inputs of weights."""
+"""The rows of stairs that are added to a network: to sums, to products, and to the inputs of
+weights."""
+ARITHMETIC = ("add", "sub", "neg", "mul", "div")
 AVERAGES = ("avg_pool", "adaptive_avg_pool", "mean")
 LOWEST, HIGHEST = -128, 127
 
@@ -45,7 +48,8 @@ LOWEST, HIGHEST = -128, 127
 class _Kind(Enum):
     QUANTISED = auto()
     SUM = auto()  # of weights
-    TOTAL = auto()  # a sum to which features were added
+    TOTAL = auto()  # a sum to which features were added, a product, features plus a constant
+    CONSTANT = auto()  # a parameter, a number or a size
     FLOAT = auto()  # anything else
 
 
@@ -77,7 +81,8 @@ def sum_sites(model: Model, sites: Sequence[Site], options: LayerOptions) -> lis
     for place in sorted(places):
         module = graph.steps[place].module
         name = unused_name(f"{module}.stair" if module else model.call_names[place], names)
-        site = Site(place, name, SUM, None, [place], is_call=True, is_added=True)
+        row = PRODUCT if operator_named(graph.steps[place].function).name == "mul" else SUM
+        site = Site(place, name, row, None, [place], is_call=True, is_added=True)
         site.why_float = why_float(site, graph, options) or ""
         added.append(site)
     return added
@@ -191,20 +196,23 @@ class _Walk:
 
     def _result(self, number: int, step: GraphStep, x: list[_Value]) -> _Value:
         if not x:  # the input of the network is bytes
-            return _Value(_Kind.FLOAT if number else _Kind.QUANTISED, number)
+            return _Value(_Kind.CONSTANT if number else _Kind.QUANTISED, number)
         module, operator = called(self.net, step)
+        kinds = {value.kind for value in x}
+        if step.function in SIZE_FUNCTIONS or kinds == {_Kind.CONSTANT}:
+            return _Value(_Kind.CONSTANT, number)
         depth, effect = max(value.depth for value in x), operator.effect
         other = _Value(_Kind.FLOAT, number, depth)
         is_quantised = module in self.modules and number not in self.kept
         if effect is Effect.ACTIVATION and is_quantised:
             return replace(other, kind=_Kind.QUANTISED)
         if (effect is Effect.WEIGHTS and is_quantised) or isinstance(module, nn.Linear):
-            is_sum = self._quantised(x[0]).kind is not _Kind.FLOAT and is_quantised
+            is_sum = self._quantised(x[0]).kind is _Kind.QUANTISED and is_quantised
             return _Value(_Kind.SUM if is_sum else _Kind.FLOAT, number, depth + 1)
-        if operator.name == "add" and not step.has_numbers:
-            return self._total(number, x * 2 if len(x) == 1 else x)
+        if operator.name in ARITHMETIC:
+            return self._arithmetic(number, step, operator.name, x)
         if effect is Effect.JOIN or operator.name.startswith(AVERAGES):
-            if any(value.kind is _Kind.FLOAT for value in x):
+            if not kinds.isdisjoint({_Kind.FLOAT, _Kind.CONSTANT}):
                 return other
             for value in x:
                 self._quantised(value)
@@ -213,7 +221,31 @@ class _Walk:
             return x[0]
         if operator.name in ("relu", "batch_norm") and x[0].is_pending:
             return replace(x[0], place=number)
+        if operator.name == "batch_norm" and x[0].kind is _Kind.QUANTISED:
+            return replace(other, kind=_Kind.TOTAL)
         return other
+
+    def _arithmetic(self, number: int, step: GraphStep, name: str, x: list[_Value]) -> _Value:
+        """Return the sum or product of values, of which some may be constants."""
+        terms = [value for value in x if value.kind is not _Kind.CONSTANT]
+        has_constant = len(terms) < len(x) or step.has_numbers or name == "neg"
+        total = _Value(_Kind.TOTAL, number, max(term.depth for term in terms))
+        is_float = any(term.kind is _Kind.FLOAT for term in terms)
+        # The network's input is given another scale before it is read.
+        if is_float or (terms[0].place == 0 if has_constant else name == "div"):
+            return replace(total, kind=_Kind.FLOAT)
+        if not has_constant:
+            terms = terms * 2 if len(terms) == 1 else terms
+            if name != "mul":
+                return self._total(number, terms)
+            for term in terms:
+                self._quantised(term)
+            return total
+        (term,) = terms
+        if term.is_pending:
+            return replace(term, place=number)
+        is_scaled = len(x) == 1 and name not in ("add", "sub")  # a multiple of another quantum
+        return replace(total, kind=term.kind) if is_scaled else total
 
     def _total(self, number: int, terms: list[_Value]) -> _Value:
         result = _Value(_Kind.TOTAL, number, max(term.depth for term in terms))

@@ -149,7 +149,7 @@ class NodeBuilder(NodeList):
         if function is not None and not is_table:
             x = self.apply(name, x, function)
         if isinstance(x, IntegerFeatures):
-            x = self._pending(x)
+            x = self.pending(x)
         if x.source in self._read:
             raise ExportError.of(name, f"another stair reads {x.source!r} too", "Use one stair")
         self._read |= {x.source} & self._sums
@@ -288,7 +288,7 @@ class NodeBuilder(NodeList):
         whole = Line(line.slope / unit, line.offset / unit - 0.5)
         beside = torch.full_like(line.slope, x.shortcut.unit / unit)
         self._requantised(name, x, whole, beside, *INT16)
-        pending = self._pending(IntegerFeatures(name, unit, *INT16))
+        pending = self.pending(IntegerFeatures(name, unit, *INT16))
         return replace(pending, before=(*pending.before, *x.after))
 
     def _expanded(self, name: str, x: PendingSum) -> tuple[str, Tensor]:
@@ -322,14 +322,14 @@ class NodeBuilder(NodeList):
 
     def apply(self, name: str, x: Value, function: Function) -> PendingSum:
         """Apply a normalisation or an activation that is kept."""
-        x = self._pending(x) if isinstance(x, IntegerFeatures) else x
+        x = self.pending(x) if isinstance(x, IntegerFeatures) else x
         if isinstance(function, nn.modules.batchnorm._BatchNorm):
             self._check_norm(name, x, function)
         if x.shortcut is None:
             return replace(x, before=(*x.before, function))
         return replace(x, after=(*x.after, function))
 
-    def _pending(self, x: IntegerFeatures) -> PendingSum:
+    def pending(self, x: IntegerFeatures) -> PendingSum:
         """Return features as a sum to which functions are applied."""
         shape = self.sizes[x.node]
         least, greatest = (torch.full((shape[0],), end) for end in (x.low, x.high))
@@ -357,7 +357,7 @@ class NodeBuilder(NodeList):
         if isinstance(a, IntegerFeatures) and isinstance(b, IntegerFeatures):
             if a.unit == b.unit:
                 return self.add_features(name, a, b)
-            a = self._pending(a)
+            a = self.pending(a)
         if isinstance(a, PendingSum) and isinstance(b, PendingSum):
             if not self._is_features(a) and not self._is_features(b):
                 advice = "Quantise the model with `sums`"
@@ -370,7 +370,7 @@ class NodeBuilder(NodeList):
         if pending.pools:
             raise ExportError.of(name, "its sum is pooled", "Quantise it before")
         if pending.shortcut is not None:
-            pending = self._pending(self.integers(name, pending))
+            pending = self.pending(self.integers(name, pending))
         shape = torch.broadcast_shapes(self.shape(pending), self.shape(shortcut))
         return replace(pending, shortcut=self.expand(f"{name}.shortcut", shortcut, shape))
 
@@ -382,16 +382,20 @@ class NodeBuilder(NodeList):
         """Return integers: sums of features with different quanta become bytes."""
         if isinstance(x, IntegerFeatures):
             return x
-        if not self._is_features(x) or x.after or len(x.before) > 1:
+        line, other = line_of(x.before), x.shortcut
+        if not self._is_features(x) or x.after or line is None or line.is_clamped:
             advice = "Add an activation before it, or quantise the model with `sums`"
             raise ExportError.of(name, f"its input, {x.source!r}, is not quantised", advice)
-        line, other = line_of(x.before), x.shortcut
-        assert line is not None
-        scale = float(line.slope[0])
-        ends = [scale * int(x.least[0]), scale * int(x.greatest[0])]
+        values = torch.stack([line.slope * end + line.offset for end in (x.least, x.greatest)])
+        ends = [float(values.min()), float(values.max())]
         if other is not None:
             ends = [ends[0] + other.unit * other.low, ends[1] + other.unit * other.high]
-        return self._in_unit(name, x, *byte_range(*ends))
+        result = self._in_unit(name, x, *byte_range(*ends))
+        for pool in x.pools:
+            named = replace(pool, name=self.unused(f"{result.node}.pooled"), inputs=(result.node,))
+            node = self.add_node(replace(named, low=result.low, high=result.high))
+            result = replace(result, node=node.name)
+        return result
 
     def concatenate(self, name: str, parts: list[IntegerFeatures], axis: int) -> IntegerFeatures:
         """Add features side by side; with different quanta they become bytes of one."""
@@ -402,7 +406,7 @@ class NodeBuilder(NodeList):
             ends = [(x.unit * x.low, x.unit * x.high) for x in parts]
             entry = byte_range(min(a for a, _ in ends), max(b for _, b in ends))
             parts = [
-                x if x.unit == entry[0] else self._in_unit(name, self._pending(x), *entry)
+                x if x.unit == entry[0] else self._in_unit(name, self.pending(x), *entry)
                 for x in parts
             ]
         return self.join(name, parts, axis)
@@ -436,7 +440,7 @@ class NodeBuilder(NodeList):
 
     def scores(self, x: Value) -> str:
         """Add the scores of a network, and return their name."""
-        x = self._pending(x) if isinstance(x, IntegerFeatures) else x
+        x = self.pending(x) if isinstance(x, IntegerFeatures) else x
         line = line_of(x.before)
         if line is None or line.is_clamped or x.shortcut or x.pools:
             raise ExportError("net must end in a linear or quantised layer, but it does not.")

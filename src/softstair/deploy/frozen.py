@@ -14,12 +14,17 @@ from torch import Tensor, nn
 from softstair import __version__, _check
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import replacing
-from softstair.deploy import nodes
+from softstair.deploy import combining, nodes
 from softstair.deploy.nodes import Input, Node, Scores, Shape
 
 FORMAT = 1
 MAX_BYTES = 1 << 30
-KINDS = {kind.__name__: kind for kind in Node.__subclasses__()}
+KINDS = {
+    kind.__name__: kind
+    for part in (nodes, combining)
+    for kind in vars(part).values()
+    if isinstance(kind, type) and issubclass(kind, Node)
+}
 WRONG = (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError)
 """What reading a file that lies may raise."""
 

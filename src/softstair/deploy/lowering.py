@@ -17,6 +17,7 @@ from softstair.convert.ops import (
     operator_named,
     operator_of,
 )
+from softstair.deploy import arithmetic
 from softstair.deploy.builder import NodeBuilder
 from softstair.deploy.modules import check_finite, not_supported
 from softstair.deploy.nodes import ExportError, Shape
@@ -24,6 +25,7 @@ from softstair.deploy.values import IntegerFeatures, PendingSum, Value
 from softstair.nn import StairActivation, StairLayer
 
 SELECTING = (*SELECTIONS, "channel_shuffle", "CopyingPad", "Nearest")
+ARITHMETIC = ("add", "sub", "neg", "mul", "div")
 SIZES = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement"})
 
 
@@ -175,16 +177,13 @@ class GraphConversion:
             args, kwargs = self._arguments(node)
             kwargs.pop("input", None)
             module = operator.module_of_call(*args[1:], **kwargs)
-        if len(features) == 1 and operator.name != "add":
+        result = None
+        if operator.name in ARITHMETIC:
+            result = self._arithmetic(name, operator.name, node)
+        elif len(features) == 1:
             result = self._unary(name, operator, module, node, features[0])
-            if result is not None:
-                return result
-        terms = len(node.args) == 2 and all(isinstance(term, fx.Node) for term in node.args)
-        if operator.name == "add" and terms and not node.kwargs and features == inputs:
-            return self.builder.add(name, inputs[0], inputs[-1])
-        if operator.name == "add":
-            reason = "it adds something else than the results of two layers"
-            raise ExportError.of(name, reason, "Write x + y; Python's sum begins with 0")
+        if result is not None:
+            return result
         if not operator.why and any(x is self.builder.input for x in features):
             kind = function or type(module).__name__
             advice = "Do it before the network, and give `zero` and `scale`"
@@ -226,6 +225,31 @@ class GraphConversion:
 
         args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), argument)
         return list(args), dict(kwargs)
+
+    def _arithmetic(self, name: str, function: str, node: fx.Node) -> Value | None:
+        """Return the value of arithmetic on features, or on features and a constant.
+
+        Of the network's input and a constant it is None: its stair is the device's.
+        """
+        named = dict(node.kwargs)
+        terms = [*node.args, *(named.pop(key) for key in ("input", "other") if key in named)]
+        if named or len(terms) != 1 + (function != "neg"):
+            reason = f"its arguments are more than two terms: {', '.join(named) or len(terms)}"
+            raise ExportError.of(name, reason, "Write it with +, -, * and /")
+        x = [self.values[term] if isinstance(term, fx.Node) else term for term in terms]
+        x = [term.value if isinstance(term, StaticValue) else term for term in x]
+        is_feature = [isinstance(term, IntegerFeatures | PendingSum) for term in x]
+        if len(x) == 2 and all(is_feature):
+            return arithmetic.combined(self.builder, name, function, x[0], x[1])
+        is_first = not is_feature[0]
+        own, constant = (x[is_first], x[not is_first]) if len(x) == 2 else (x[0], None)
+        if own is self.builder.input:
+            return None
+        if function == "neg":
+            return arithmetic.negative(self.builder, name, own)
+        if not isinstance(constant, int | float | Tensor):
+            raise ExportError.of(name, f"its constant is a {type(constant).__name__}")
+        return arithmetic.with_constant(self.builder, name, function, own, constant, is_first)
 
     def _unary(
         self, name: str, operator: Operator, module: Any, node: fx.Node, x: Value

@@ -26,6 +26,7 @@ import torch
 from softstair import _check
 from softstair._errors import import_extra
 from softstair.deploy import nodes, onnx_graph
+from softstair.deploy.combining import Multiply, Scale, Subtract
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import INT32_LIMIT, ExportError
 from softstair.deploy.onnx_graph import Array, OnnxGraph, StoredTensor, storage, zero_point
@@ -296,6 +297,22 @@ def _add(graph: OnnxGraph, node: nodes.Add, x: list[StoredTensor]) -> StoredTens
     return StoredTensor(graph.apply("Add", terms), node.low, node.high)
 
 
+def _multiply(graph: OnnxGraph, node: Multiply, x: list[StoredTensor]) -> StoredTensor:
+    factors = [factor.as_type(graph, "INT32", "part_").name for factor in x]
+    return StoredTensor(graph.apply("Mul", factors), node.low, node.high)
+
+
+def _subtract(graph: OnnxGraph, node: Subtract, x: list[StoredTensor]) -> StoredTensor:
+    terms = [term.as_type(graph, "INT32", "part_").name for term in x]
+    return StoredTensor(graph.subtract(terms), node.low, node.high)
+
+
+def _scale(graph: OnnxGraph, node: Scale, x: list[StoredTensor]) -> StoredTensor:
+    factor = graph.constant("factor", node.factor.numpy())
+    result = graph.apply("Mul", [x[0].as_type(graph, "INT32").name, factor])
+    return StoredTensor(result, node.low, node.high)
+
+
 WRITERS: dict[type[nodes.Node], Callable[[OnnxGraph, Any, list[StoredTensor]], StoredTensor]] = {
     nodes.Input: _input,
     nodes.Sum: _weighted_sum,
@@ -309,5 +326,8 @@ WRITERS: dict[type[nodes.Node], Callable[[OnnxGraph, Any, list[StoredTensor]], S
     nodes.Concat: _concat,
     nodes.Pad: _pad,
     nodes.Flatten: _flatten,
+    Multiply: _multiply,
+    Subtract: _subtract,
+    Scale: _scale,
 }
 """The operations of a frozen network, each with the function that adds it to a file."""

@@ -116,6 +116,10 @@ class OnnxGraph:
             x = self.apply("Gather", inputs, hint, axis=axis)
         return x
 
+    def subtract(self, x: Sequence[str]) -> str:
+        """Add the difference of two tensors, or the negative of one."""
+        return self.apply("Sub" if len(x) == 2 else "Neg", x)
+
     def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
         """Add a MaxPool node under exactly this name."""
         windows: dict[str, Any] = {"kernel_shape": node.kernel, "strides": node.stride}

@@ -15,6 +15,7 @@ import numpy as np
 
 from softstair._errors import import_extra
 from softstair.deploy import nodes, onnx_graph
+from softstair.deploy.combining import Multiply, Scale, Subtract
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import ExportError, bits
 from softstair.deploy.onnx_graph import Array, OnnxGraph, TensorInfo
@@ -231,5 +232,10 @@ WRITERS: dict[type[nodes.Node], Callable[[QonnxGraph, Any, list[str]], Any]] = {
     nodes.Pad: lambda graph, node, x: graph.pad(node, x[0], graph.constant("zero", np.float32(0))),
     nodes.Flatten: lambda graph, node, x: graph.apply("Flatten", x),
     nodes.Scores: _scores,
+    Multiply: lambda graph, node, x: graph.apply("Mul", x),
+    Subtract: lambda graph, node, x: graph.subtract(x),
+    Scale: lambda graph, node, x: graph.apply(
+        "Mul", [x[0], graph.constant("factor", node.factor.float().numpy())]
+    ),
 }
 """The operations of a frozen network, each with the function that adds it to a file."""

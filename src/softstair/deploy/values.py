@@ -62,6 +62,18 @@ class Rescaled:
         return Line(scale, torch.zeros_like(scale) if bias is None else bias.detach().double())
 
 
+@dataclass(frozen=True)
+class Affine:
+    """slope·x + offset of each channel, (C,) float64, as the float network computes it."""
+
+    function: Function
+    slope: Tensor
+    offset: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 def line_of(functions: Sequence[Function]) -> Line | None:
     """Return the line that functions form, the first of which has one; None if they form none."""
     first, *others = functions
@@ -81,6 +93,8 @@ def _next(line: Line, function: Function) -> Line | None:
     match function:
         case nn.modules.batchnorm._BatchNorm():
             return line.then(*scale_and_shift(function))
+        case Affine():
+            return line.then(function.slope, function.offset)
         case nn.ReLU():
             ends = (0.0, torch.inf)
         case nn.Hardtanh():  # and ReLU6

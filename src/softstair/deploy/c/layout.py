@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
+from softstair.deploy.combining import Multiply
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import ExportError, Shape
 
@@ -75,7 +76,7 @@ def layout(network: FrozenNetwork) -> MemoryLayout:
         if isinstance(node, nodes.Flatten) and _needs_no_copy(network, node):
             home = memory.home[node.inputs[0]]
             memory.home[node.name], features = home, memory.features[home]
-        elif isinstance(node, nodes.Sum):
+        elif isinstance(node, nodes.Sum | Multiply):
             features = Features("SS_WORDS", *size)
         elif isinstance(node, nodes.MaxPool | nodes.Select):
             before = memory.features[node.inputs[0]]

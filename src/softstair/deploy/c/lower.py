@@ -17,8 +17,9 @@ from softstair.deploy.c.layout import (
     window_fields,
 )
 from softstair.deploy.c.sums import Stored, weighted_sum
+from softstair.deploy.combining import Multiply, Scale, Subtract
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import INT32_LIMIT, ExportError, Stair, narrowest
+from softstair.deploy.nodes import INT32_LIMIT, ExportError, Node, Stair, narrowest
 
 
 def lower(network: FrozenNetwork, layout: MemoryLayout, scratch: int) -> list[Operation]:
@@ -50,8 +51,10 @@ class _Lowering:
         match node:
             case nodes.Input():
                 return self._input(number, node)
-            case nodes.Sum():
-                return None if self._is_fused(node) else self._sum(number, node)
+            case nodes.Sum() | Multiply() if self._is_fused(node):
+                return None
+            case nodes.Sum() | Multiply():
+                return self._stored(number, node)
             case nodes.Steps() | nodes.Requantise():
                 return self._stair(number, node)
             case nodes.Lookup():
@@ -64,7 +67,9 @@ class _Lowering:
                 return self._concatenate(number, node)
             case nodes.Select():
                 return self._select(number, node)
-            case nodes.Add() | nodes.Flatten():
+            case Scale():
+                return self._scale(number, node)
+            case nodes.Add() | Subtract() | nodes.Flatten():
                 return self._elementwise(number, node)
             case nodes.Scores():
                 return self._scores(number, node)
@@ -73,8 +78,10 @@ class _Lowering:
     def _home(self, name: str) -> int:
         return self.number[self.layout.home[name]]
 
-    def _is_fused(self, node: nodes.Sum) -> bool:
-        """Whether a single stair reads the sums, so that they need not be stored."""
+    def _is_fused(self, node: Node) -> bool:
+        """Whether a single stair reads sums or products, so that they need not be stored."""
+        if not isinstance(node, nodes.Sum | Multiply):
+            return False
         users = self.network.users(node.name)
         return len(users) == 1 and isinstance(users[0], Stair) and users[0].inputs[0] == node.name
 
@@ -101,9 +108,17 @@ class _Lowering:
         operation = weighted_sum(number, node, features[x], output, span, *more)
         return replace(operation, reads=(home,))
 
-    def _sum(self, number: int, node: nodes.Sum) -> Operation:
-        """Sums that are stored as they are."""
-        operation = self._weighted_sum(node, number, "sums")
+    def _source(self, node: Node, sink: int, stored: Stored) -> Operation:
+        """The operation that passes sums or products to a sink."""
+        if isinstance(node, nodes.Sum):
+            return self._weighted_sum(node, sink, stored)
+        number, homes = self.number[node.name], tuple(map(self._home, node.inputs))
+        call = f"ss_product(&layer_{homes[0]}, &layer_{homes[1]}, &layer_{sink}_sink);"
+        return Operation(number, (number,), homes, (call,), "multiplied")
+
+    def _stored(self, number: int, node: Node) -> Operation:
+        """Sums or products that are stored as they are."""
+        operation = self._source(node, number, "sums")
         name = f"layer_{number}"
         sink = structure("ss_sink", f"{name}_sink", store="ss_store_sums", out=f"&{name}")
         return replace(operation, structures=(sink, *operation.structures))
@@ -114,7 +129,7 @@ class _Lowering:
         if node.axis % (len(shape) + 1) != 1:
             raise ExportError.of(node.name, "C has no channels that are not the first axis")
         output, beside = self.layout.features[node.name], tuple(map(self._home, node.inputs[1:]))
-        is_fused = isinstance(source, nodes.Sum) and self._is_fused(source)
+        is_fused = self._is_fused(source)
         sink, inner = self._sink(node, source, output), self.number[source.name]
         name, clear = f"layer_{number}", _clear(number, output)
         constants = tuple(
@@ -125,13 +140,13 @@ class _Lowering:
         ends |= {"sums": f"SS_TRACED(&layer_{inner})"} if is_fused else {}
         arrays = {key: f"{name}_{key}" for key in sink.arrays}
         text = structure("ss_sink", f"{name}_sink", **ends, **arrays, **sink.fields)
-        if not is_fused or not isinstance(source, nodes.Sum):
+        if not is_fused:
             home = self._home(source.name)
             calls = (*clear, f"ss_steps(&layer_{home}, &{name}_sink);")
             how = "thresholds" if isinstance(node, nodes.Steps) else "in another unit"
             return Operation(number, (number,), (home, *beside), calls, how, constants, (text,))
         stored: Stored = "affine" if sink.store == "ss_store_affine" else "levels"
-        operation = self._weighted_sum(source, number, stored)
+        operation = self._source(source, number, stored)
         return replace(
             operation,
             number=number,
@@ -228,12 +243,20 @@ class _Lowering:
             number, (number,), (home,), calls, "from other places", tuple(constants.values())
         )
 
-    def _elementwise(self, number: int, node: nodes.Add | nodes.Flatten) -> Operation:
+    def _elementwise(self, number: int, node: nodes.Add | Subtract | nodes.Flatten) -> Operation:
         homes = tuple(self._home(name) for name in node.inputs)
-        arguments = ", ".join(f"&layer_{n}" for n in (*homes, number))
-        call = f"ss_{type(node).__name__.lower()}({arguments});"
-        how = "added" if isinstance(node, nodes.Add) else "put into another order"
+        arguments = [f"&layer_{n}" for n in (*homes, number)]
+        if isinstance(node, Subtract) and len(homes) == 1:
+            arguments.insert(0, "0")
+        call = f"ss_{type(node).__name__.lower()}({', '.join(arguments)});"
+        how = "put into another order" if isinstance(node, nodes.Flatten) else "added"
         return Operation(number, (number,), homes, (call,), how)
+
+    def _scale(self, number: int, node: Scale) -> Operation:
+        home, name = self._home(node.inputs[0]), f"layer_{number}"
+        constant = Constant(f"{name}_factors", node.factor.cpu().numpy(), "thresholds")
+        call = f"ss_scale(&layer_{home}, {constant.name}, &{name});"
+        return Operation(number, (number,), (home,), (call,), "times a number", (constant,))
 
     def _scores(self, number: int, node: nodes.Scores) -> Operation:
         home = self._home(node.inputs[0])

@@ -11,6 +11,7 @@
 #ifndef SOFTSTAIR_H
 #define SOFTSTAIR_H
 
+#include "softstair_combine.h"
 #include "softstair_dot.h"
 #include "softstair_planes.h"
 #include "softstair_pool.h"
