@@ -72,7 +72,8 @@ def calibrate(
     are changed by the difference that quantisation makes on these batches. Modules keep their mode.
 
     A warning says so where the network keeps fewer than 97 % of the classes of the float network on
-    these batches, or of the variance of its values, and names the layer that changes most alone.
+    these batches, or of the variance of its values, and names the layer that changes most alone;
+    of several outputs, it is about the one that changes most.
     Nothing is compared where a stair took the place of another activation than ReLU.
 
     Args:
@@ -176,23 +177,25 @@ class _Reference:
             self.expected = self._run(self.inputs)
 
     @torch.no_grad()
-    def _run(self, inputs: Sequence[Arguments]) -> list[Tensor]:
-        """Return the first output of each batch: classes, or values."""
+    def _run(self, inputs: Sequence[Arguments]) -> list[tuple[Tensor, ...]]:
+        """Return the outputs of each batch: classes, or values."""
         results = []
         with training_mode(self.net, training=False):
             for arguments, keywords in inputs:
-                y = _first_output(forward(self.net, arguments, keywords))
-                is_class = self.outputs == "classes" and y.dim() > 1
-                results.append(y.argmax(-1 if y.dim() == 3 else 1) if is_class else y.double())
+                ys = _outputs(forward(self.net, arguments, keywords))
+                results.append(tuple(map(self._answers, ys)))
         return results
 
-    def _kept(self, actual: Sequence[Tensor]) -> float:
-        """Return the share of classes that are equal, or R² of the values."""
-        a, b = (torch.cat([y.flatten() for y in part]) for part in (actual, self.expected))
-        b = b[: len(a)]
-        if not a.is_floating_point():
-            return float((a == b).double().mean())
-        return 1 - float((a - b).square().sum() / (b - b.mean()).square().sum().clamp(min=1e-30))
+    def _answers(self, y: Tensor) -> Tensor:
+        """Return the classes of an output, or its values."""
+        is_class = self.outputs == "classes" and y.dim() > 1
+        return y.argmax(-1 if y.dim() == 3 else 1) if is_class else y.double()
+
+    def _kept(self, actual: Sequence[tuple[Tensor, ...]]) -> float:
+        """Return the share of classes that are equal, or R² of the values, of the output that is
+        changed most."""
+        outputs = zip(*(map(_joined, (actual, self.expected[: len(actual)]))), strict=True)
+        return min(_share(a, b) for a, b in outputs)
 
     def compare(self) -> None:
         """Warn if too little of the float network is kept."""
@@ -252,9 +255,22 @@ def _relus(net: nn.Module) -> set[nn.Module] | None:
     return set(replaced) if set(replaced.values()) <= {"relu"} else None
 
 
-def _first_output(result: Any) -> Tensor:
-    """Return the first tensor of numbers that a network returns."""
-    return next(y for y in tree_leaves(result) if isinstance(y, Tensor) and y.is_floating_point())
+def _outputs(result: Any) -> list[Tensor]:
+    """Return the tensors of numbers that a network returns."""
+    tensors = [y for y in tree_leaves(result) if isinstance(y, Tensor)]
+    return [y for y in tensors if y.is_floating_point()]
+
+
+def _joined(batches: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
+    """Return each output of all batches, as a vector."""
+    return [torch.cat([y.flatten() for y in parts]) for parts in zip(*batches, strict=True)]
+
+
+def _share(a: Tensor, b: Tensor) -> float:
+    """Return the share of classes that are equal, or R² of values."""
+    if not a.is_floating_point():
+        return float((a == b).double().mean())
+    return 1 - float((a - b).square().sum() / (b - b.mean()).square().sum().clamp(min=1e-30))
 
 
 def _estimate_statistics(

@@ -20,7 +20,8 @@ INT32 = (-(2**31), 2**31 - 1)
 
 
 def evaluate(file: Path, x: Array) -> dict[str, Array]:
-    """Return the result of every node of a saved network, ``class`` and ``values``."""
+    """Return the result of every node of a saved network, and the ``:class`` and ``:values`` of
+    the nodes that give scores."""
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["softstair"])
@@ -38,11 +39,11 @@ def evaluate(file: Path, x: Array) -> dict[str, Array]:
             assert y.max() <= row["high"], row["name"]
             assert INT32[0] <= y.min() <= y.max() <= INT32[1], row["name"]
         results[row["name"]] = y
-    last = about["nodes"][-1]
-    assert last["kind"] == "Scores"
-    weighted = y * _channels(tensors[f"{last['name']}:order"], y, last["axis"])
-    results["class"] = weighted.argmax(last["axis"])
-    results["values"] = y * _channels(tensors[f"{last['name']}:scale"], y, last["axis"], float)
+    for head in [row for row in about["nodes"] if row["kind"] == "Scores"]:
+        name, axis, y = head["name"], head["axis"], results[head["name"]]
+        weighted = y * _channels(tensors[f"{name}:order"], y, axis)
+        results[f"{name}:class"] = weighted.argmax(axis)
+        results[f"{name}:values"] = y * _channels(tensors[f"{name}:scale"], y, axis, float)
     return results
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from softstair.deploy import ExportError
 from softstair.deploy.freezing import freeze
-from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.frozen import FrozenNetwork, leaves
 from softstair.deploy.nodes import Lookup, Node, Requantise
 from softstair.nn import StairActivation
 
@@ -52,10 +52,12 @@ def assert_equals_numpy(frozen: FrozenNetwork, x: Tensor) -> None:
         expected = evaluate(frozen.save(Path(folder) / "frozen.safetensors"), x.numpy())
     actual: dict[str, Any] = dict(frozen.features(x))
     assert all(y.dtype == torch.int32 for y in actual.values())
-    actual |= {"class": frozen.predict(x), "values": frozen.values(x)}
+    answers = zip(*map(leaves, (frozen(x), frozen.predict(x), frozen.values(x))), strict=True)
+    for head, (scores, classes, values) in zip(frozen.heads.values(), answers, strict=True):
+        assert torch.equal(scores, actual[head.name])
+        actual |= {f"{head.name}:class": classes, f"{head.name}:values": values}
     for name, y in actual.items():
         np.testing.assert_array_equal(y.numpy(), expected[name], name)
-    assert torch.equal(frozen(x), actual[frozen.last.name])
 
 
 def formats(frozen: FrozenNetwork, x: Tensor, folder: Path) -> list[bool]:

@@ -273,29 +273,3 @@ def test_what_was_written_of_another_network_is_refused(to: Any, tmp_path: Path)
     path = ss.deploy.export(frozen_of(), tmp_path / "a.onnx", to, check=False).path
     with pytest.raises(ss.SoftstairError, match="of another"):
         ss.deploy.verify(frozen_of(INT4), path, examples())
-
-
-def heads(kind: type) -> Any:
-    """Two classifiers of the same features."""
-    body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU())
-    both = lambda m, y: kind((name, getattr(m, name)(y)) for name in ("label", "place"))
-    code = lambda m, x: both(m, m.body(x))
-    return Code(code, body=body, label=nn.Linear(8, 3), place=nn.Linear(8, 2))
-
-
-def test_two_outputs_are_named_and_one_of_them_exports(tmp_path: Path) -> None:
-    for kind, given in ((tuple, r"a tuple of 2.*net\(x\)\[0\]"), (dict, r"a dict.*\['label'\]")):
-        net = ss.quantise(heads(kind), TERNARY, TERNARY, skip=("label", "place"))
-        with pytest.raises(ss.deploy.ExportError, match=given):
-            ss.freeze(net, **INPUT)
-        assert "returns a" in ss.report(net, (1, 4, 4)).conclusion
-    model = Code(lambda m, x: m.net(x)["place"], net=heads(dict))
-    net = ss.quantise(model, TERNARY, TERNARY, skip=("net.label", "net.place"))
-    frozen, x = ss.freeze(net, **INPUT, examples=examples(50)), examples(50)
-    assert ([*frozen.stairs], frozen(x).shape) == (["net.body.2"], (50, 2))
-    with torch.no_grad():
-        expected = net.eval()((x - 128.0) / 64)
-    assert torch.allclose(frozen.values(x).float(), expected, atol=0.02)
-    rows = {row.name: row.exports for row in ss.report(net, (1, 4, 4)).rows}
-    assert rows["net.place"] == "yes"
-    assert rows["net.label"] == "the output does not need it"

@@ -67,6 +67,8 @@ class Choices:
     """Of the weights of a last layer in float."""
     input_bits: int = 8
     """Of a table of the input."""
+    outputs: str = "classes"
+    """Or values, of which an activation at the end is a part."""
     searched: bool = True
     """Whether thresholds and multipliers are searched; without, the network cannot be run."""
 
@@ -77,8 +79,8 @@ class NodeBuilder(NodeList):
     def __init__(self, entry: nodes.Input, choices: Choices) -> None:
         super().__init__(entry)
         self.choices = choices
-        self.has_float_layer = False
-        """Whether the last layer was in float."""
+        self.float_layers: list[str] = []
+        """The last layers that were in float."""
         self.doubts: dict[str, ExportError] = {}
         """What training may make impossible, by layer."""
         self._sums: set[str] = set()
@@ -117,7 +119,7 @@ class NodeBuilder(NodeList):
 
     def last_layer(self, name: str, module: Any, x: IntegerFeatures) -> PendingSum:
         """Add the sum of a last layer in float, with integer weights."""
-        self.has_float_layer = True
+        self.float_layers.append(name)
         reach = max(-x.low, x.high)
         weight, quanta = integer_weights(module.weight, self.choices.last_bits, reach)
         bias = torch.zeros_like(quanta) if module.bias is None else module.bias.detach().double()
@@ -189,6 +191,13 @@ class NodeBuilder(NodeList):
         place = Line(total.slope / unit, total.offset / unit - first)
         self._requantised(name, x, place, beside / unit, 0, TABLE - 1)
         return table
+
+    def sigmoid(self, name: str, x: Value) -> IntegerFeatures:
+        """Add a sigmoid at the end of a network, in steps of 1/255."""
+        stair = Stair.linear(8, signed=False, quantum=1 / 255, thresholds="midpoint")
+        result = self.stair(name, StairActivation(stair, function=nn.Sigmoid()).eval(), x)
+        self.stairs.remove(name)  # the trained network has none there
+        return result
 
     def unknown_stair(self, name: str, stair: Stair, shape: Shape) -> IntegerFeatures:
         """Return the features of a stair whose input has no integer form."""
@@ -447,4 +456,5 @@ class NodeBuilder(NodeList):
         if x.source in self._read:
             raise ExportError.of(x.source, "a stair reads it", "Give the stair its own weights")
         self._read |= {x.source} & self._sums
-        return self.add_node(scores_of(x, line, self.channel_axis(x.source))).name
+        scores = scores_of(x, line, self.channel_axis(x.source))
+        return self.add_node(replace(scores, name=self.unused(scores.name))).name

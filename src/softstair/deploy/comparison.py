@@ -24,7 +24,7 @@ class Comparison:
 
     Attributes:
         compared: How many numbers were compared, by node; ``"scores"`` and ``"class"`` are the
-            results of the network.
+            results of the network, ``"scores_0"`` and so on those of several outputs.
         wrong: How many of them differ, by node.
         first: The first that differs, as (node, example, index, expected, actual).
         milliseconds: The least time of an example, in one thread; None if it was not measured.
@@ -133,16 +133,18 @@ def verify(
 def results_of(frozen: FrozenNetwork, x: Tensor) -> dict[str, Tensor]:
     """Return the results of all nodes, the scores, and the class of a network with classes."""
     results = frozen.features(x.to(next(iter(frozen.buffers())).device))
-    results[SCORES] = results[frozen.last.name]
-    if frozen.outputs == "classes":
-        results[CLASS] = frozen.last.classes(results[SCORES])
+    for output, head in frozen.heads.items():
+        results[SCORES + output] = results[head.name]
+        if frozen.outputs == "classes":
+            results[CLASS + output] = head.classes(results[head.name])
     return results
 
 
 def check_complete(frozen: FrozenNetwork, found: Comparison, runtime: str | None = None) -> None:
     """Raise SoftstairError unless a network's scores were compared, and its stairs if they show."""
     shows = runtime not in FILES or FILES[runtime].shows_stairs
-    if missing := {*(frozen.stairs if shows else ()), SCORES} - {*found.compared}:
+    scores = {SCORES + output for output in frozen.heads}
+    if missing := {*(frozen.stairs if shows else ()), *scores} - {*found.compared}:
         raise SoftstairError(f"it gave no results of {', '.join(sorted(missing))}.")
 
 

@@ -14,15 +14,14 @@ from softstair import _check
 from softstair.anneal import Truncation
 from softstair.convert.conversion import constant_layers, copy_of, traces_of
 from softstair.deploy.builder import Choices, NodeBuilder
-from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.frozen import FrozenNetwork, leaves
 from softstair.deploy.lowering import GraphConversion, Probe
 from softstair.deploy.measuring import (
     CHUNK,
     FreezeReport,
     LayerReport,
-    after_last_sum,
+    after,
     difference,
-    last_sum,
     levels_of,
 )
 from softstair.deploy.nodes import ExportError, Input, Rounding
@@ -128,14 +127,17 @@ def freeze(
     source.check_graph(examples)
     if constant := constant_layers(net):
         warnings.warn(f"all weights of {constant} have the same level", stacklevel=2)
+    choices = Choices(rounding, outputs=outputs)
     if examples is None:
-        frozen = source.frozen(Choices(rounding), *names)
+        frozen = source.frozen(choices, *names)
         frozen.report = source.report(frozen, None)
     else:
-        frozen = _best(source, Choices(rounding), names, examples)
+        frozen = _best(source, choices, names, examples)
     count = frozen.sizes[frozen.last.name][frozen.last.axis - 1]
     if len(classes) not in (0, count):
         raise _check.wrong("classes", classes, f"the names of all {count}, or none")
+    if len(classes) and len(frozen.heads) > 1:
+        raise _check.wrong("classes", classes, "left out for a network of several outputs")
     return frozen
 
 
@@ -145,7 +147,7 @@ def _best(
     """Return the network with as few bits in the last layer and the table as the examples allow."""
     frozen = source.frozen(choices, *names)
     allowed = CHANGED if names[1] == "classes" else VALUE_ERROR
-    if source.has_float_layer:
+    if source.float_layers:
         finer = source.frozen(replace(choices, last_bits=16), *names)
         frozen.report = source.report(frozen, examples, finer)
         if (frozen.report.changed_by_last or 0) > allowed:
@@ -170,7 +172,7 @@ class Source:
         self.shape, self.scale, self.dtype = tuple(shape), scale, dtype
         self.module = fx.GraphModule(self.net, traces.evaluation)
         self.graph, self.steps = traces.evaluation, traces.eval_steps
-        self.has_float_layer = False
+        self.float_layers: list[str] = []
         _check_own_code(self.net, self.graph)
 
     def check_graph(self, examples: Tensor | None) -> None:
@@ -208,39 +210,40 @@ class Source:
         """Return the frozen network with these choices."""
         builder = NodeBuilder(self.entry(choices), choices)
         with torch.no_grad():
-            last = GraphConversion(self.net, self.graph, self.steps, builder).run()
-        self.has_float_layer = builder.has_float_layer
-        return builder.network(last, classes, outputs)
+            returns = GraphConversion(self.net, self.graph, self.steps, builder).run()
+        self.float_layers = builder.float_layers
+        return builder.network(returns, classes, outputs)
 
     def report(
         self, frozen: FrozenNetwork, examples: Tensor | None, finer: FrozenNetwork | None = None
     ) -> FreezeReport:
         """Return what differs between ``eval()`` and a frozen network on examples."""
         facts: dict[str, Any] = {}
-        if self.has_float_layer:
-            facts["last_bits"] = 8 * frozen.nodes[last_sum(frozen)].tensors["weight"].element_size()
+        if self.float_layers:
+            weights = [frozen.node(name).tensors["weight"] for name in self.float_layers]
+            facts["last_bits"] = 8 * max(weight.element_size() for weight in weights)
         if frozen.input.table is not None:
             facts["input_bits"] = 8 * frozen.input.table.element_size()
         if examples is None:
             return FreezeReport(**facts)
         rows = {name: LayerReport(name) for name in frozen.stairs}
-        is_class, last = frozen.outputs == "classes", frozen.last
-        trained: list[Tensor] = []
-        actual: list[Tensor] = []
-        exact: list[Tensor] = []
+        is_class, heads = frozen.outputs == "classes", frozen.heads.values()
+        trained, actual, exact = ([list[Tensor]() for _ in heads] for _ in range(3))
         for x in examples.split(CHUNK):
             expected = levels_of(self.module, frozen.stairs, self.scale.to_float(x))
             results = frozen.features(x)
             for name, row in rows.items():
                 rows[name] = row.with_levels(expected[name], results[name])
-            known = expected[""].reshape(len(x), *frozen.sizes[last.name])
-            trained.append(known.argmax(last.axis) if is_class else known.double())
-            actual.append(frozen.answers(results[last.name]))
-            if finer is not None:
-                exact.append(finer.answers(after_last_sum(finer, results)))
+            exacts = results if finer is None else after(finer, self.float_layers, results)
+            for number, (head, y) in enumerate(zip(heads, leaves(expected[""]), strict=True)):
+                y = y.reshape(len(x), *frozen.sizes[head.name])
+                trained[number].append(y.argmax(head.axis) if is_class else y.double())
+                actual[number].append(frozen.answers(results[head.name], head))
+                exact[number].append(frozen.answers(exacts[head.name], head))
         distance = difference(actual, trained, is_class)
         if is_class:
-            facts["changed"] = round(distance * sum(answer.numel() for answer in actual))
+            facts["classes"] = sum(part.numel() for parts in actual for part in parts)
+            facts["changed"] = round(distance * facts["classes"])
         else:
             facts["error"] = distance
         if finer is not None:
@@ -250,7 +253,8 @@ class Source:
     def distance(self, frozen: FrozenNetwork, examples: Tensor) -> float:
         """Return how far a frozen network is from ``eval()``."""
         found = self.report(frozen, examples)
-        return found.changed / len(examples) if found.changed is not None else found.error or 0.0
+        is_class = found.changed is not None
+        return (found.changed or 0) / found.classes if is_class else found.error or 0.0
 
 
 def _same(a: Any, b: Any) -> bool:

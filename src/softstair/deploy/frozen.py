@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +36,12 @@ class FrozenNetwork(nn.Module):
     :func:`softstair.freeze` and :func:`softstair.load_frozen` return it.
 
     Attributes:
-        nodes: The operations in order of execution; the first is the input, the last gives the
-            scores.
+        nodes: The operations in order of execution; the first is the input.
         sizes: Shape of each node's result, without the batch.
         stairs: Nodes that give the outputs of the trained network's stairs, under their names.
         classes: Names of the classes or outputs; empty if none were given.
         outputs: ``"classes"``, or ``"values"`` of a network that is no classifier.
+        returns: The name of the node that gives the scores, or a tuple or a dictionary of names.
         report: What :func:`softstair.freeze` measured; None for a network that was loaded.
     """
 
@@ -54,10 +55,12 @@ class FrozenNetwork(nn.Module):
         stairs: Sequence[str] = (),
         classes: Sequence[str] = (),
         outputs: str = "classes",
+        returns: Any = None,
     ) -> None:
         super().__init__()
         self.nodes, self.sizes, self.stairs = tuple(nodes), dict(sizes), tuple(stairs)
         self.classes, self.outputs = tuple(classes), outputs
+        self.returns = self.nodes[-1].name if returns is None else mapped(returns, str)
         for node in self.nodes:
             for field, tensor in node.tensors.items():
                 self.register_buffer(_key(node, field), tensor)
@@ -78,10 +81,20 @@ class FrozenNetwork(nn.Module):
         self._bind()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the scores, int32, of a batch of what the device reads."""
+    def forward(self, x: Tensor) -> Any:
+        """Return the scores, int32, of a batch of what the device reads.
+
+        Of a network with several outputs, these are a tuple or a dictionary of scores, and so are
+        the results of :meth:`predict` and :meth:`values`.
+        """
+        return self._returned(x, lambda head, scores: scores)
+
+    def _returned(self, x: Tensor, result: Callable[[Scores, Tensor], Tensor]) -> Any:
+        """Return a result of each output, as the trained network returns its outputs."""
         last_use = {name: node for node in self.nodes for name in node.inputs}
-        return self._run(x, last_use)[self.last.name]
+        results = self._run(x, last_use)
+        heads = {head.name: head for head in self.heads.values()}
+        return mapped(self.returns, lambda name: result(heads[name], results[name]))
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """Return the result of every node, int32, by its name."""
@@ -98,18 +111,17 @@ class FrozenNetwork(nn.Module):
                     del results[name]
         return results
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the class of each example, int64."""
-        return self.last.classes(self(x))
+    def predict(self, x: Tensor) -> Any:
+        """Return the class of each example or position, int64."""
+        return self._returned(x, Scores.classes)
 
-    def answers(self, scores: Tensor) -> Tensor:
+    def answers(self, scores: Tensor, head: Scores) -> Tensor:
         """Return what scores stand for: classes, or the values of a network of values."""
-        last = self.last
-        return last.classes(scores) if self.outputs == "classes" else last.values(scores)
+        return head.classes(scores) if self.outputs == "classes" else head.values(scores)
 
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, x: Tensor) -> Any:
         """Return the outputs in the unit of the float network, float64."""
-        return self.last.values(self(x))
+        return self._returned(x, Scores.values)
 
     def extra_repr(self) -> str:
         rows = [("name", "node", "inputs", "shape", "from", "to")]
@@ -129,11 +141,24 @@ class FrozenNetwork(nn.Module):
         return first
 
     @property
+    def heads(self) -> dict[str, Scores]:
+        """The nodes that give the scores of each output, in the order of these.
+
+        The names are "" for a single output, "_0" and "_1" in a tuple, "_mask" in a dictionary.
+        """
+        paths = _paths(self.returns)
+        names = [re.sub(r"[^A-Za-z0-9]", "_", "_".join(["", *map(str, path)])) for path in paths]
+        for number, name in enumerate(names):
+            while name in names[:number]:
+                name += "_"
+            names[number] = name
+        nodes = {node.name: node for node in self.nodes if isinstance(node, Scores)}
+        return {key: nodes[name] for key, name in zip(names, leaves(self.returns), strict=True)}
+
+    @property
     def last(self) -> Scores:
-        """The node that gives the scores."""
-        last = self.nodes[-1]
-        assert isinstance(last, Scores)
-        return last
+        """The node that gives the scores, of several outputs the first."""
+        return next(iter(self.heads.values()))
 
     @property
     def digest(self) -> str:
@@ -170,7 +195,8 @@ class FrozenNetwork(nn.Module):
             rows.append({"kind": type(node).__name__, **node.plain})
             for name, tensor in node.tensors.items():
                 tensors[f"{node.name}:{name}"] = tensor.detach().cpu().contiguous().numpy()
-        names = ("sizes", "stairs", "classes", "outputs")
+        is_single = isinstance(self.returns, str)
+        names = ("sizes", "stairs", "classes", "outputs", *([] if is_single else ["returns"]))
         about = {name: getattr(self, name) for name in names}
         facts = {"frozen": FORMAT, "version": __version__, "nodes": rows, **about}
         return json.loads(json.dumps(facts)), tensors
@@ -195,7 +221,8 @@ def load_frozen(file: Path | str) -> FrozenNetwork:
             raise ValueError("its digest differs")
         rows = [_node(row, tensors) for row in about["nodes"]]
         sizes = {name: tuple(size) for name, size in about["sizes"].items()}
-        network = FrozenNetwork(rows, sizes, about["stairs"], about["classes"], about["outputs"])
+        given = (about["stairs"], about["classes"], about["outputs"], about.get("returns"))
+        network = FrozenNetwork(rows, sizes, *given)
         _check.choice("outputs", network.outputs, ("classes", "values"))
         network(torch.zeros(0, *network.input.shape, dtype=getattr(torch, network.input.dtype)))
     except FileNotFoundError:
@@ -205,6 +232,30 @@ def load_frozen(file: Path | str) -> FrozenNetwork:
         problem = f"{str(file)!r} is no frozen network of softstair, or is damaged ({reason})"
         raise SoftstairError(f"{problem}.", field="file") from None
     return network
+
+
+def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Return tuples and dictionaries of the results of a function; lists become tuples."""
+    if isinstance(tree, dict):
+        return {key: mapped(part, function) for key, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return tuple(mapped(part, function) for part in tree)
+    return function(tree)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Return what tuples, lists and dictionaries hold, in order."""
+    found: list[Any] = []
+    mapped(tree, found.append)
+    return found
+
+
+def _paths(tree: Any) -> list[tuple[Any, ...]]:
+    """Return the indices and keys that lead to each name of a structure."""
+    if isinstance(tree, str):
+        return [()]
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return [(key, *path) for key, part in items for path in _paths(part)]
 
 
 def _node(row: dict[str, Any], tensors: Mapping[str, np.ndarray[Any, Any]]) -> Node:

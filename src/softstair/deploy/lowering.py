@@ -19,6 +19,7 @@ from softstair.convert.ops import (
 )
 from softstair.deploy import arithmetic
 from softstair.deploy.builder import NodeBuilder
+from softstair.deploy.frozen import leaves, mapped
 from softstair.deploy.modules import check_finite, not_supported
 from softstair.deploy.nodes import ExportError, Shape
 from softstair.deploy.values import IntegerFeatures, PendingSum, Value
@@ -79,11 +80,13 @@ class GraphConversion:
             module = self._module(node)
             operator = operator_named(step.function) if module is None else operator_of(module)
             self.operators[node] = operator
-        self.tail = self._calls_at_end(self.order[-1].args[0])
-        """The calls between the last layer and the output that do not change the class."""
+        ends = [end for end in leaves(self.order[-1].args[0]) if isinstance(end, fx.Node)]
+        self.tails = {end: self._calls_at_end(end) for end in ends}
+        """For each output the calls between its last layer and it that do not change the class."""
+        self.tail = {node for calls in self.tails.values() for node in calls}
 
-    def run(self) -> str:
-        """Convert the graph, and return the name of the node that gives the scores."""
+    def run(self) -> Any:
+        """Convert the graph, and return the names of the nodes that give the scores."""
         for node, step in zip(self.order, self.steps, strict=True):
             if node.op == "placeholder":
                 if self.values and node in self.live:
@@ -106,7 +109,7 @@ class GraphConversion:
         return [reader for reader in node.users if reader in self.live]
 
     def _calls_at_end(self, node: Any) -> list[fx.Node]:
-        """Return softmax, dropout and the like before the output, in order of execution."""
+        """Return softmax, dropout and the like before an output, in order of execution."""
         calls: list[fx.Node] = []
         while isinstance(node, fx.Node) and len(self._readers(node)) == 1:
             operator = self.operators[node]
@@ -117,17 +120,26 @@ class GraphConversion:
             node = node.all_input_nodes[0]
         return calls
 
-    def _scores(self, result: Any) -> str:
-        """Return the name of the node that gives the scores."""
-        last = self.values.get(result) if isinstance(result, fx.Node) else None
-        if isinstance(last, IntegerFeatures | PendingSum):
-            return self.builder.scores(last)
-        if isinstance(result, tuple | list | dict):
-            kind = type(result).__name__.removeprefix("immutable_")  # of torch.fx
-            first = next(iter(result), 0) if isinstance(result, dict) else 0
-            problem = f"net must return one tensor, but it returns a {kind} of {len(result)}"
-            raise ExportError(f"{problem}: quantise a module that returns net(x)[{first!r}] alone.")
-        raise ExportError("net must end in a linear or quantised layer, but it does not.")
+    def _scores(self, result: Any) -> Any:
+        """Return the names of the nodes that give the scores, as the network returns these."""
+        ends: dict[fx.Node, str] = {}
+
+        def scores(end: Any) -> str:
+            value = self.values.get(end) if isinstance(end, fx.Node) else None
+            if isinstance(value, tuple):
+                raise ExportError.of(node_name(end), "the network returns it", "Return its parts")
+            if not isinstance(value, IntegerFeatures | PendingSum):
+                raise ExportError("net must end in a linear or quantised layer, but it does not.")
+            if end not in ends:
+                ends[end] = self.builder.scores(value)
+            return ends[end]
+
+        if isinstance(result, dict) and not all(isinstance(key, str) for key in result):
+            raise ExportError("net must return a dictionary with names, but it has other keys.")
+        names = mapped(result, scores)
+        if not ends:
+            raise ExportError("net must return a tensor, but it returns none.")
+        return names
 
     def _write(self, node: fx.Node, result: Any, written: list[fx.Node]) -> None:
         """Give all names of the tensor that a node writes into the new value."""
@@ -155,7 +167,12 @@ class GraphConversion:
         if function in SIZES or not features:
             return self._constant(name, node)
         if node in self.tail and operator.keeps_order:
-            return self._left_out(name, node, module, inputs[0])
+            if self.builder.choices.outputs == "classes":
+                return self._left_out(name, node, module, inputs[0])
+            if operator.name == "sigmoid":
+                return self.builder.sigmoid(name, inputs[0])
+            reason = f"{operator.name} changes the values that the network returns"
+            raise ExportError.of(name, reason, "Return its input, or freeze with outputs='classes'")
         if operator.name in RESHAPES and len(features) == 1:
             return self._reshape(name, node, features[0])
         for shape in (x.shape for x in features if isinstance(x, Reshaped) and operator.exports):
@@ -279,10 +296,11 @@ class GraphConversion:
 
     def _last_layer(self, name: str, node: fx.Node, module: Any, x: IntegerFeatures) -> PendingSum:
         """Return the sum of a layer in float, which must be the last one."""
-        last = self.tail[0].all_input_nodes[0] if self.tail else self.order[-1].args[0]
-        while isinstance(last, fx.Node) and self.operators[last].name == "batch_norm":
-            last = last.all_input_nodes[0]
-        if isinstance(last, fx.Node) and node is not last:
+        lasts = [calls[0].all_input_nodes[0] if calls else end for end, calls in self.tails.items()]
+        for number, last in enumerate(lasts):
+            while self.operators[last].name == "batch_norm":
+                last = lasts[number] = last.all_input_nodes[0]
+        if node not in lasts:
             reason = "it is in float, and not the last layer"
             raise ExportError.of(name, reason, "Quantise it")
         return self.builder.last_layer(name, module, x)

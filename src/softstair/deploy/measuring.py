@@ -1,6 +1,6 @@
 """How a frozen network differs from the float one: levels, classes and values."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import Sum
 from softstair.nn import StairActivation, hooked
 
+Answers = Sequence[list[Tensor]]
+"""Classes or values of each output, in parts."""
 CHUNK = 50
 """Examples that run at a time."""
 
@@ -46,6 +47,7 @@ class FreezeReport:
         input_bits: Bits of the table of the input; None if there is no table.
         changed: How many classes differ from those of ``eval()``; None without examples, and for
             networks that are no classifiers.
+        classes: How many classes there were: one for each example, output and position.
         error: The distance of the values, as a share of their size; None for classes.
         changed_by_last: The share of classes that the last layer changes by having integers, or its
             part of ``error``.
@@ -56,6 +58,7 @@ class FreezeReport:
     last_bits: int | None = None
     input_bits: int | None = None
     changed: int | None = None
+    classes: int = 0
     error: float | None = None
     changed_by_last: float | None = None
 
@@ -76,7 +79,7 @@ class FreezeReport:
         total = sum(layer.compared for layer in self.layers)
         lines = [f"{self.differing:,} of {total:,} levels differ from eval()"]
         if self.changed is not None:
-            lines.append(f"{self.changed:,} of {self.examples:,} classes differ")
+            lines.append(f"{self.changed:,} of {self.classes:,} classes differ")
         if self.error is not None:
             lines.append(f"the outputs differ by {self.error:.2%} of their size")
         text = "; ".join([*lines, *made]) + "."
@@ -105,23 +108,25 @@ def levels_of(module: nn.Module, names: Iterable[str], x: Tensor) -> dict[str, T
     return results
 
 
-def difference(a: list[Tensor], b: list[Tensor], is_class: bool) -> float:
-    """Return the share of classes that differ, or the distance as a share of b's size."""
-    actual, expected = torch.cat(a), torch.cat(b)
+def difference(a: Answers, b: Answers, is_class: bool) -> float:
+    """Return the share of classes that differ, or the distance as a share of b's size, the largest
+    of all outputs."""
+    pairs = [(torch.cat(x), torch.cat(y)) for x, y in zip(a, b, strict=True)]
     if is_class:
-        return float((actual != expected).double().mean())
-    size = (expected - expected.mean(0)).square().mean().sqrt().clamp(min=1e-30)
-    return float((actual - expected).square().mean().sqrt() / size)
+        differing = sum(int((x != y).sum()) for x, y in pairs)
+        return differing / max(1, sum(x.numel() for x, _ in pairs))
+    sizes = [(y - y.mean(0)).square().mean().sqrt().clamp(min=1e-30) for _, y in pairs]
+    distances = [(x - y).square().mean().sqrt() for x, y in pairs]
+    return max(float(d / size) for d, size in zip(distances, sizes, strict=True))
 
 
-def last_sum(frozen: FrozenNetwork) -> int:
-    """Return the number of the last node with weights."""
-    return max(number for number, node in enumerate(frozen.nodes) if isinstance(node, Sum))
-
-
-def after_last_sum(frozen: FrozenNetwork, results: dict[str, Tensor]) -> Tensor:
-    """Return the scores for the results of a network that differs in its last layer alone."""
-    known = dict(results)
-    for node in frozen.nodes[last_sum(frozen) :]:
-        known[node.name] = node.run(*[known[name] for name in node.inputs])
-    return known[frozen.last.name]
+def after(
+    frozen: FrozenNetwork, layers: Iterable[str], results: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the results of a network for those of one that differs in some layers alone."""
+    known, changed = dict(results), {*layers}
+    for node in frozen.nodes:
+        if not changed.isdisjoint({node.name, *node.inputs}):
+            known[node.name] = node.run(*[known[name] for name in node.inputs])
+            changed.add(node.name)
+    return known

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair.deploy import nodes
-from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.frozen import FrozenNetwork, mapped
 from softstair.deploy.modules import not_supported, pooling_windows
 from softstair.deploy.nodes import ExportError, Shape, Sum
 from softstair.deploy.values import IntegerFeatures
@@ -57,17 +57,24 @@ class NodeList:
         is_linear = isinstance(node, Sum) and node.weight.dim() == 2
         return len(self.sizes[name]) if is_linear else 1
 
-    def network(self, last: str, classes: Sequence[str], outputs: str) -> FrozenNetwork:
-        """Return the network of the nodes that node ``last`` depends on."""
-        needed = {"input", last}
+    def network(self, returns: Any, classes: Sequence[str], outputs: str) -> FrozenNetwork:
+        """Return the network of the nodes that the named scores depend on.
+
+        Scores follow what they read, which then needs no memory.
+        """
+        needed = {"input"}
+        mapped(returns, needed.add)
         for node in reversed(self.nodes.values()):
             if node.name in needed:
                 needed.update(node.inputs)
-        kept = [node for name, node in self.nodes.items() if name in needed and name != last]
-        kept.append(self.nodes[last])
+        own = [node for name, node in self.nodes.items() if name in needed]
+        heads = [node for node in own if isinstance(node, nodes.Scores)]
+        kept: list[nodes.Node] = []
+        for node in (node for node in own if node not in heads):
+            kept += [node, *(head for head in heads if head.inputs == (node.name,))]
         sizes = {node.name: self.sizes[node.name] for node in kept}
         stairs = tuple(name for name in self.stairs if name in needed)
-        return FrozenNetwork(kept, sizes, stairs, classes, outputs)
+        return FrozenNetwork(kept, sizes, stairs, classes, outputs, returns)
 
     def expand(self, name: str, x: IntegerFeatures, shape: Shape) -> IntegerFeatures:
         """Add a repetition of features along axes of length 1, unless they have the shape."""

@@ -51,7 +51,8 @@ def write(
 ) -> Path:
     """Write an ONNX file: ``bytes`` (N, C, H, W) in, int32 ``scores`` and int64 ``class`` out.
 
-    A network of values has float64 ``values`` in place of ``class``. A file for OpenVINO has
+    A network of values has float64 ``values`` in place of ``class``; one with several outputs has
+    ``scores_0`` and so on, or with the names of a dictionary. A file for OpenVINO has
     neither where they need 64 bits: see ``order`` and ``scales`` in its metadata. With ``trace``
     the results of nodes are outputs too, in int32; only sums in a QLinearConv have none.
     """
@@ -82,23 +83,26 @@ def _properties(network: FrozenNetwork, file: Path) -> dict[str, str]:
 def model(network: FrozenNetwork, target: Target = HERE, trace: bool = False) -> Any:
     """Return the ``onnx.ModelProto`` of :func:`write`, checked, with the shape of every tensor."""
     graph = OnnxGraph(network, target)
-    network, stored, last = graph.network, dict[str, StoredTensor](), network.last
+    network, stored = graph.network, dict[str, StoredTensor]()
+    outputs = {head.name: name for name, head in network.heads.items()}
+    ends: dict[str, list[onnx_graph.TensorInfo]] = {}
     convs = quantised_convs(network, target)
     within = {conv.node.name for conv in convs.values()}
-    for node in network.nodes[:-1]:
+    for node in network.nodes:
         graph.prefix = graph.identifiers[node.name]
-        if conv := convs.get(node.name):
+        if isinstance(node, nodes.Scores):
+            name = outputs[node.name]
+            ends[name] = _add_outputs(graph, node, stored[node.inputs[0]], name)
+        elif conv := convs.get(node.name):
             levels = add_quantised_conv(graph, conv, stored[conv.node.inputs[0]])
             # The maximum of a window is limited after it: fewer elements.
             is_pooled = all(isinstance(user, nodes.MaxPool) for user in network.users(node.name))
             stored[node.name] = levels if is_pooled else levels.limited(graph)
         elif node.name not in within:
             stored[node.name] = WRITERS[type(node)](graph, node, [stored[x] for x in node.inputs])
-    graph.prefix = graph.identifiers[last.name]
     tensors: list[onnx_graph.TensorInfo] = [
         ("bytes", network.input.dtype.upper(), (BATCH, *network.input.shape)),
-        ("scores", "INT32", (BATCH, *network.sizes[last.name])),
-        *_add_outputs(graph, network.last, stored[last.inputs[0]]),
+        *(tensor for name in network.heads for tensor in ends[name]),
     ]
     properties = {**target._asdict(), "note": NOTES[target.runtime]}
     if trace:
@@ -120,26 +124,29 @@ def _add_feature(graph: OnnxGraph, name: str, x: StoredTensor) -> str:
 
 
 def _add_outputs(
-    graph: OnnxGraph, node: nodes.Scores, x: StoredTensor
+    graph: OnnxGraph, node: nodes.Scores, x: StoredTensor, name: str
 ) -> list[onnx_graph.TensorInfo]:
-    """Add ``scores``, and ``class`` or ``values``; return type and shape of the second."""
+    """Add ``scores``, and ``class`` or ``values``, of the output with this name; return their
+    types and shapes."""
     row, shape = lambda values: graph.per_channel(node, values), graph.network.sizes[node.name]
     scores = x.as_type(graph, "INT32").name
     scores = graph.line(scores, ("Mul", np.int32(1 << node.shift)), hint="shifted")
-    graph.apply("Add", [scores, graph.constant("bias", row(node.bias))], name="scores")
+    bias = graph.constant("bias", row(node.bias))
+    scores = graph.apply("Add", [scores, bias], name=f"scores{name}")
+    ends: list[onnx_graph.TensorInfo] = [(scores, "INT32", (BATCH, *shape))]
     if graph.network.outputs == "values":
         if graph.target.runtime == "openvino":
-            return []
-        inputs = [graph.cast("scores", "DOUBLE"), graph.constant("scale", row(node.scale))]
-        graph.apply("Mul", inputs, name="values")
-        return [("values", "DOUBLE", (BATCH, *shape))]
-    order, ranked = row(node.order.long()), "scores"
+            return ends
+        inputs = [graph.cast(scores, "DOUBLE"), graph.constant("scale", row(node.scale))]
+        values = graph.apply("Mul", inputs, name=f"values{name}")
+        return [*ends, (values, "DOUBLE", (BATCH, *shape))]
+    order, ranked = row(node.order.long()), scores
     if (order != order.reshape(-1)[0]).any() or (order < 1).any():
         if graph.target.runtime == "openvino":  # it multiplies in 32 bits
-            return []
-        ranked = graph.line(graph.cast("scores", "INT64"), ("Mul", order), hint="ranked")
-    graph.apply("ArgMax", [ranked], name="class", axis=node.axis, keepdims=0)
-    return [("class", "INT64", (BATCH, *shape[: node.axis - 1], *shape[node.axis :]))]
+            return ends
+        ranked = graph.line(graph.cast(scores, "INT64"), ("Mul", order), hint="ranked")
+    graph.apply("ArgMax", [ranked], name=f"class{name}", axis=node.axis, keepdims=0)
+    return [*ends, (f"class{name}", "INT64", (BATCH, *shape[: node.axis - 1], *shape[node.axis :]))]
 
 
 def _input(graph: OnnxGraph, node: nodes.Input, x: list[StoredTensor]) -> StoredTensor:

@@ -41,7 +41,8 @@ class OnnxGraph:
         self.network, self.target, self.prefix = copy.deepcopy(network).cpu(), target, ""
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        self.names = {"bytes", "scores", "class", "values"}
+        kinds = ("scores", "class", "values")
+        self.names = {"bytes", *(kind + name for kind in kinds for name in network.heads)}
         self.identifiers = {node.name: self.name(node.name) for node in network.nodes}
 
     def name(self, hint: str) -> str:
@@ -283,16 +284,17 @@ def _metadata(network: FrozenNetwork) -> dict[str, str]:
 
     The float network sees (byte − zero)·unit, or, with a table, what that has for the byte times
     unit; its outputs are the scores times ``scales``. The class is that of the largest score times
-    ``order``, integers in proportion to the scales.
+    ``order``, integers in proportion to the scales. Both are by name if there are several outputs.
     """
-    first, last = network.input, network.last
+    first, heads = network.input, network.heads
+    by_output = lambda numbers: json.dumps(numbers.get("scores", numbers))
     known = {
         "softstair": softstair.__version__,
         "digest": network.digest,
         "zero": str(first.zero),
         "unit": repr(first.unit),
-        "scales": json.dumps(last.scale.tolist()),
-        "order": json.dumps(last.order.tolist()),
+        "scales": by_output({f"scores{name}": h.scale.tolist() for name, h in heads.items()}),
+        "order": by_output({f"scores{name}": h.order.tolist() for name, h in heads.items()}),
     }
     known |= {"table": "in the file, for each channel"} if first.table is not None else {}
     return known | ({"classes": json.dumps(network.classes)} if network.classes else {})

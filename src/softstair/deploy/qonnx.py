@@ -62,6 +62,8 @@ def model(
 
     Other ``writers`` may end at another node than the scores, the ``output``.
     """
+    if len(network.heads) > 1:
+        raise ExportError("QONNX has one output: freeze a network that returns one.")
     graph = QonnxGraph(network)
     network, writers = graph.network, writers or WRITERS
     graph.datatypes["bytes"] = network.input.dtype.upper()

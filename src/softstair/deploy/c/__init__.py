@@ -1,6 +1,7 @@
 """Frozen networks as C99: write a folder that needs no library, compile it and run it."""
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -26,6 +27,7 @@ from softstair.deploy.c.program import (
     PlanRow,
     check_fit,
     check_options,
+    class_counts,
     count_of,
     memory_plan,
     sources,
@@ -158,16 +160,20 @@ def runner(
         copy = shutil.copytree(folder, place / "c")
         program, traced = (build(copy, name, trace, options) for trace in (False, True))
         kept = work.pop_all()
-    shape = network.sizes[network.last.name]
 
     def run(x: Tensor) -> dict[str, Tensor]:
         words = np.frombuffer(_run(traced, x), dtype=np.int32)
         results = from_trace(words.reshape(len(x), -1), network)
         rows = np.array([line.split() for line in _run(program, x, "--bits").splitlines()], int)
-        if network.outputs == "classes":
-            results["class"] = torch.from_numpy(rows[:, 0].astype(np.int64))
-            rows = rows[:, 1:]
-        results["scores"] = torch.from_numpy(rows.astype(np.int32)).reshape(len(x), *shape)
+        for head, count in class_counts(network).items():
+            size = network.sizes[network.heads[head].name][1:]
+            classes = torch.from_numpy(rows[:, :count].astype(np.int64))
+            results[f"class{head}"] = classes.reshape(len(x), *size)
+            rows = rows[:, count:]
+        for name, node in network.heads.items():
+            shape = network.sizes[node.name]
+            part, rows = np.split(rows, [math.prod(shape)], axis=1)
+            results[f"scores{name}"] = torch.from_numpy(part.astype(np.int32)).reshape(-1, *shape)
         return results
 
     def time(x: Tensor) -> float:

@@ -90,6 +90,15 @@ def layout(network: FrozenNetwork) -> MemoryLayout:
     return memory
 
 
+def first_places(network: FrozenNetwork) -> dict[str, int]:
+    """Return the place of the first number of each output, by the name of its node."""
+    places, at = {}, 0
+    for head in network.heads.values():
+        places[head.name] = at
+        at += math.prod(network.sizes[head.name])
+    return places
+
+
 def _size(name: str, shape: Shape) -> tuple[int, int, int]:
     if len(shape) > 3 or any(not 0 < size < 2**31 for size in shape):
         raise ExportError.of(name, f"C has no features of shape {shape}", "Flatten before it")

@@ -1,5 +1,6 @@
 """Lowering: the nodes of a frozen network become operations of the generated program."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from softstair.deploy.c.layout import (
     Features,
     MemoryLayout,
     Operation,
+    first_places,
     structure,
     window_fields,
 )
@@ -259,15 +261,19 @@ class _Lowering:
         return Operation(number, (number,), (home,), (call,), "times a number", (constant,))
 
     def _scores(self, number: int, node: nodes.Scores) -> Operation:
-        home = self._home(node.inputs[0])
-        if self.layout.features[node.inputs[0]].positions != 1:
-            raise ExportError.of(node.name, "C has no scores for each position")
-        name = f"layer_{number}"
+        home, name = self._home(node.inputs[0]), f"layer_{number}"
+        if node.axis != 1:
+            raise ExportError.of(node.name, "C has no scores along another axis than the first")
         constants = [Constant(f"{name}_bias", node.bias.cpu().numpy(), "thresholds")]
         if self.network.outputs == "classes":
             constants.append(Constant(f"{name}_order", node.order.cpu().numpy(), "thresholds"))
-        call = f"ss_scores(&layer_{home}, {node.shift}, {name}_bias, results);"
-        return Operation(number, (number,), (home,), (call,), "scores", tuple(constants))
+        first, size = first_places(self.network)[node.name], self.network.sizes[node.name]
+        results = f"results + {first}" if first else "results"
+        calls = (
+            f"ss_scores(&layer_{home}, {node.shift}, {name}_bias, {results});",
+            f"ss_trace_scores({number}, {results}, {math.prod(size)});",
+        )
+        return Operation(number, (number,), (home,), calls, "scores", tuple(constants))
 
 
 def _clear(number: int, output: Features) -> tuple[str, ...]:

@@ -7,11 +7,18 @@ from dataclasses import dataclass
 
 import softstair
 from softstair import _check
-from softstair.deploy.c.layout import Features, Operation, in_lines, layout, structure
+from softstair.deploy.c.layout import (
+    Features,
+    Operation,
+    first_places,
+    in_lines,
+    layout,
+    structure,
+)
 from softstair.deploy.c.lower import lower
 from softstair.deploy.c.winograd import SCRATCH, SCRATCH_OF
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import ExportError
+from softstair.deploy.nodes import ExportError, Scores
 from softstair.deploy.target import HERE, Cpu
 
 ALIGNMENT = 16
@@ -114,9 +121,22 @@ def sources(
     return files, program.plan()
 
 
+def is_classifier(network: FrozenNetwork) -> bool:
+    """Return whether a network has one class for each example."""
+    is_single = len(network.heads) == 1 and math.prod(network.sizes[network.last.name][1:]) == 1
+    return network.outputs == "classes" and is_single and network.last.axis == 1
+
+
+def class_counts(network: FrozenNetwork) -> dict[str, int]:
+    """Return how many classes each output has for an example, one for each position; of a network
+    with classes."""
+    heads = network.heads.items() if network.outputs == "classes" else ()
+    return {name: math.prod(network.sizes[head.name]) // len(head.order) for name, head in heads}
+
+
 def count_of(network: FrozenNetwork, name: str) -> str:
     """Return the name of the number of results in C."""
-    return f"{name.upper()}_{'CLASSES' if network.outputs == 'classes' else 'OUTPUTS'}"
+    return f"{name.upper()}_{'CLASSES' if is_classifier(network) else 'OUTPUTS'}"
 
 
 def memory_plan(
@@ -162,8 +182,9 @@ class _Program:
         self.layout = layout(network)
         self.operations = lower(network, self.layout, scratch)
         self.upper = name.upper()
-        self.outputs = int(network.sizes[network.last.name][0])
-        self.has_classes = network.outputs == "classes"
+        self.outputs = sum(math.prod(network.sizes[h.name]) for h in network.heads.values())
+        self.has_class = is_classifier(network)
+        self.places = sum(class_counts(network).values())
         self.count = count_of(network, name)
         self.buffers = self._buffers()
         self.offsets, self.size = arrange(self.buffers)
@@ -173,13 +194,17 @@ class _Program:
         for step, operation in enumerate(self.operations):
             number = operation.number
             users = [at for at, other in enumerate(self.operations) if number in other.reads]
-            if operation is not self.operations[-1]:
+            if not self._is_head(operation):
                 size = self._features_of(number).size
                 buffers.append(Buffer(f"LAYER_{number}", size, step, max([step, *users])))
             if operation.scratch:
                 scratch = f"LAYER_{operation.nodes[0]}_SCRATCH"
                 buffers.append(Buffer(scratch, operation.scratch, step, step))
         return buffers
+
+    def _is_head(self, operation: Operation) -> bool:
+        """Whether an operation writes scores, which are not in the memory plan."""
+        return isinstance(self.network.nodes[operation.number], Scores)
 
     def _features_of(self, number: int) -> Features:
         return self.layout.features[self.network.nodes[number].name]
@@ -206,16 +231,22 @@ class _Program:
         plan, upper = self.plan(), self.upper
         shape = [int(size) for size in self.network.sizes[self.network.input.name]]
         table = "\n".join(f" *   {_comment(line)}".rstrip() for line in str(plan).splitlines())
-        scales = " \\\n".join(in_lines(map(str, self.network.last.scale.tolist())))
-        results = "scores" if self.has_classes else "outputs"
+        heads = self.network.heads
+        scales = " \\\n".join(
+            in_lines(str(scale) for head in heads.values() for scale in head.scale.tolist())
+        )
+        results = "scores" if self.has_class else "outputs"
         functions = [
             f"/* The {results} of an example, which lies channel after channel, row after row. */",
             f"{self._declared('run', results)};",
         ]
-        if self.has_classes:
+        if self.has_class:
             functions[0] = functions[0].replace(". */", "; its class. */")
             functions.append("\n/* Its class alone: that of the largest score in its unit. */")
             functions.append(f"{self._declared('class')};")
+        elif self.places:
+            functions.append("\n/* The class of each position of each of these outputs. */")
+            functions.append(f"{self._declared_classes()};")
         return f"""/* A frozen network by softstair {softstair.__version__} for {self.cpu}.
  * The SHA-256 of what it computes with is
  * {self.network.digest}
@@ -242,8 +273,8 @@ extern "C" {{
 #define {upper}_INPUTS {math.prod(shape)} /* numbers of an example: {" x ".join(map(str, shape))} */
 #define {upper}_TYPE {self.network.input.dtype}_t
 #define {self.count} {self.outputs}
-
-/* What 1 stands for in each of the {results}: numbers for an array of doubles. */
+{self._outputs()}
+/* What 1 stands for in each channel of the {results}: numbers for an array of doubles. */
 #define {upper}_SCALES {{ \\
 {scales} \\
 }}
@@ -256,6 +287,30 @@ extern "C" {{
 
 #endif
 """
+
+    def _outputs(self) -> str:
+        """Return the definitions of the outputs of a network that has no single class."""
+        if self.has_class:
+            return ""
+        lines, shapes, upper = [], [], self.upper
+        for name, head in self.network.heads.items():
+            size = self.network.sizes[head.name]
+            channels, about = len(head.scale), " x ".join(map(str, size))
+            shapes.append(f"{{{channels}, {math.prod(size) // channels}}}")
+            if name:
+                line = (
+                    f"#define {upper}_OUTPUT{name.upper()} {first_places(self.network)[head.name]}"
+                )
+                lines.append(f"{line} /* the first of {about} */")
+        if self.places:
+            lines.append(f"#define {upper}_PLACES {self.places} /* that have a class */")
+        lines.append("/* Of each output: its channels and positions. */")
+        lines.append(f"#define {upper}_SHAPES {{{', '.join(shapes)}}}")
+        return "\n".join([*lines, ""])
+
+    def _declared_classes(self) -> str:
+        ends = f"const int32_t outputs[{self.count}], int32_t classes[{self.upper}_PLACES]"
+        return f"void {self.name}_classes({ends})"
 
     def constants(self) -> str:
         """Return the text of <name>_weights.h."""
@@ -277,7 +332,7 @@ extern "C" {{
             f'#include "{name}.h"\n\n#include "softstair.h"\n\n#include "{name}_weights.h"',
             self._memory(),
             self._traced_sums(),
-            *(self._features(operation.number) for operation in self.operations[:-1]),
+            *(self._features(o.number) for o in self.operations if not self._is_head(o)),
         ]
         for operation in self.operations:
             if operation.structures:
@@ -329,8 +384,7 @@ extern "C" {{
             lines.append(f"    /* {self._title(operation)} */")
             lines += [f"    {call}" for call in operation.calls]
             number = operation.number
-            if operation is self.operations[-1]:
-                lines.append(f"    ss_trace_scores({number}, results, {self.count});")
+            if self._is_head(operation):
                 continue
             # A Flatten without a copy has the result of the node in whose memory it lies.
             home = self.network.nodes[number].name
@@ -340,9 +394,9 @@ extern "C" {{
                 lines.append(f"    ss_trace({at}, &layer_{features});")
         body = "\n".join(lines)
         run = f"{self._declared('run', 'results')} {{\n{body}\n"
-        if not self.has_classes:
-            return f"{run}}}"
-        order = f"layer_{self.operations[-1].number}_order"
+        if not self.has_class:
+            return f"{run}}}" + (self._classes(numbers) if self.places else "")
+        order = f"layer_{numbers[self.network.last.name]}_order"
         return f"""{run}    return ss_class(results, {order}, {self.count});
 }}
 
@@ -351,11 +405,25 @@ extern "C" {{
     return {self.name}_run(input, scores);
 }}"""
 
+    def _classes(self, numbers: dict[str, int]) -> str:
+        """Return the function that gives the classes of positions."""
+        calls, at = [], 0
+        for name, places in class_counts(self.network).items():
+            head = self.network.heads[name]
+            first, order = (
+                first_places(self.network)[head.name],
+                f"layer_{numbers[head.name]}_order",
+            )
+            ends = f"{len(head.order)}, {places}, classes + {at}"
+            calls.append(f"    ss_classes(outputs + {first}, {order}, {ends});")
+            at += places
+        return "\n".join(["\n", f"{self._declared_classes()} {{", *calls, "}"])
+
     def _declared(self, name: str, *results: str) -> str:
         """Return the declaration of a function, without its end."""
         arguments = [f"const {self.network.input.dtype}_t input[{self.upper}_INPUTS]"]
         arguments += [f"int32_t {result}[{self.count}]" for result in results]
-        kind = "int32_t" if self.has_classes else "void"
+        kind = "int32_t" if self.has_class else "void"
         return f"{kind} {self.name}_{name}({', '.join(arguments)})"
 
 

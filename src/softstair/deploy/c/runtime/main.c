@@ -1,5 +1,5 @@
 /* Reads examples, @NAME@_INPUTS numbers of @NAME@_TYPE each, and prints a line for each: its class,
- * or its values.
+ * the classes of its positions, or its values.
  *
  *   @name@ [--bits] [FILE]
  *
@@ -28,11 +28,26 @@ static void print(int bits) {
     printf("%ld", (long)@name@_run(input, results));
     before = " ";
 #else
-    static const double scales[@COUNT@] = @NAME@_SCALES;
     @name@_run(input, results);
-    for (int i = 0; !bits && i < @COUNT@; i++, before = " ") {
-        printf("%s%.9g", before, results[i] * scales[i]);
+#ifdef @NAME@_PLACES
+    static int32_t classes[@NAME@_PLACES];
+    @name@_classes(results, classes);
+    for (int i = 0; i < @NAME@_PLACES; i++, before = " ") {
+        printf("%s%ld", before, (long)classes[i]);
     }
+#else
+    static const double scales[] = @NAME@_SCALES;
+    static const int shapes[][2] = @NAME@_SHAPES;
+    const double *scale = scales;
+    const int32_t *result = results;
+    for (size_t n = 0; !bits && n < sizeof shapes / sizeof *shapes; n++) {
+        for (int c = 0; c < shapes[n][0]; c++, scale++) {
+            for (int i = 0; i < shapes[n][1]; i++, before = " ") {
+                printf("%s%.9g", before, *result++ * *scale);
+            }
+        }
+    }
+#endif
 #endif
     for (int i = 0; bits && i < @COUNT@; i++, before = " ") {
         printf("%s%ld", before, (long)results[i]);

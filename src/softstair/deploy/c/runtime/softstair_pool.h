@@ -148,12 +148,14 @@ static inline void ss_flatten(const ss_features *in, const ss_features *out) {
     }
 }
 
-/* Sums times 2^shift plus a bias; unsigned numbers wrap. */
+/* Sums times 2^shift plus a bias, channel after channel; unsigned numbers wrap. */
 static inline void ss_scores(const ss_features *in, int32_t shift, const int32_t *bias,
                              int32_t *scores) {
-    for (int32_t i = 0; i < in->channels; i++) {
-        const uint32_t sum = (uint32_t)ss_at(in, 0, i);
-        scores[i] = (int32_t)((sum << shift) + (uint32_t)bias[i]);
+    for (int32_t place = 0; place < in->places; place++) {
+        for (int32_t i = 0; i < in->channels; i++) {
+            const uint32_t sum = (uint32_t)ss_at(in, place, i);
+            scores[i * in->places + place] = (int32_t)((sum << shift) + (uint32_t)bias[i]);
+        }
     }
 }
 
@@ -165,6 +167,19 @@ static inline int32_t ss_class(const int32_t *scores, const int32_t *order, int3
         best = score > (int64_t)scores[best] * order[best] ? i : best;
     }
     return best;
+}
+
+/* The class of each of so many places. */
+static inline void ss_classes(const int32_t *scores, const int32_t *order, int32_t count,
+                              int32_t places, int32_t *classes) {
+    for (int32_t place = 0; place < places; place++) {
+        int32_t best = 0;
+        for (int32_t i = 1; i < count; i++) {
+            const int64_t score = (int64_t)scores[i * places + place] * order[i];
+            best = score > (int64_t)scores[best * places + place] * order[best] ? i : best;
+        }
+        classes[place] = best;
+    }
 }
 
 #endif
