@@ -1,8 +1,8 @@
 """Running statistics of batch normalisations, estimated anew from batches without noise."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair._errors import SoftstairError, first_line, is_out_of_memory
+from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
+from softstair.nn import StairLayer, hooked, stair_modules
 
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 """The positional and the named arguments of a forward pass."""
@@ -143,3 +145,38 @@ def batch_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for buffer, before in buffers:
             buffer.copy_(before)
+
+
+def inputs_of(net: nn.Module, loader: Iterable[Any]) -> list[Arguments]:
+    """Return the arguments of a forward pass for each batch, on the device of the network."""
+    device = next((tensor.device for tensor in net.state_dict().values()), torch.device("cpu"))
+    inputs = [batch_arguments(net, batch, device) for batch in loader]
+    if not inputs:
+        raise _check.invalid("loader", "must have at least one batch, but it has none")
+    return inputs
+
+
+@contextmanager
+def without_stairs(
+    net: nn.Module, kept: StairModule | None = None, relus: Collection[nn.Module] = ()
+) -> Iterator[None]:
+    """Compute without stairs, or with one alone; one in the place of an activation, from level 0
+    on, is a ReLU, and so are ``relus``."""
+    others = [stair for _, stair in stair_modules(net) if stair is not kept]
+    stairs = [stair for stair in others if isinstance(stair, StairActivation)]
+    layers = [m for m in net.modules() if isinstance(m, StairLayer) and m.weight_stair is not kept]
+    total = lambda own, x, named, _: own._sum(*x, *named.values(), own.weight, own.bias)
+    activate = lambda own, x, y: x[0].relu() if own in relus else before_stair(own, x, y)
+    with ExitStack() as hooks:
+        hooks.enter_context(hooked({stair: stair for stair in stairs}, activate))
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(total, with_kwargs=True))
+        yield
+
+
+def before_stair(stair: Any, arguments: tuple[Tensor, ...], _: Tensor) -> Tensor:
+    """Return what a stair quantises: of x, max(x, 0) if its lowest level is 0."""
+    if stair.function is not None:
+        return stair.function(*arguments)
+    is_relu = stair.stair.levels[0] >= 0 and not stair.follows_range
+    return arguments[0].relu() if is_relu else arguments[0]

@@ -4,16 +4,13 @@ Quanta of features are fitted to what the network computes, those of weights to 
 running statistics of batch normalisations are estimated anew without noise.
 """
 
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from statistics import median_low
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from softstair import _check
 from softstair._quantum import fit_quantum, fit_range
@@ -21,12 +18,13 @@ from softstair._stair_module import StairActivation, StairModule
 from softstair._statistics import (
     Arguments,
     average_statistics,
-    batch_arguments,
     batch_statistics,
+    before_stair,
     forward,
+    inputs_of,
     running_norms,
+    without_stairs,
 )
-from softstair.convert.conversion import ADDED, conversion_of
 from softstair.convert.graph import training_mode
 from softstair.convert.units import set_input_units, tied_stairs
 from softstair.nn import StairLayer, hooked, stair_modules
@@ -38,8 +36,6 @@ MOST_SAMPLING_ERROR = 0.1
 """Running statistics are corrected, not replaced, if their distance from the statistics of the
 batches is smaller in the median over all normalisations. With augmentation, that of the first
 normalisation is often larger."""
-KEPT = 0.97
-"""The share of the classes, or of the variance of the values, below which calibration warns."""
 
 
 def calibrate(
@@ -103,9 +99,11 @@ def calibrate(
     if outputs is not None:
         _check.choice("outputs", outputs, ("classes", "values"))
     inputs = list(islice(loader, batches))
-    relus, reference = _relus(net), None
-    if outputs is not None and relus is not None:
-        reference = _Reference(net, inputs, outputs, relus)
+    reference = None
+    if outputs is not None:
+        from softstair._kept import reference_of
+
+        reference = reference_of(net, inputs, outputs)
     calibrate_stairs(net, inputs, None, weights, norms, progress)
     if reference is not None:
         reference.compare()
@@ -125,7 +123,7 @@ def calibrate_stairs(
     is_chosen = lambda stair: chosen is None or stair in chosen
     groups = [[s for s in tied if is_chosen(s)] for tied in tied_stairs(net)]
     groups = [[s for s in tied if isinstance(s.stair.quantum, float)] for tied in groups]
-    inputs = _inputs(net, loader)
+    inputs = inputs_of(net, loader)
     layers = [module for module in net.modules() if isinstance(module, StairLayer)]
     fitted = [layer for layer in layers if weights is not None and is_chosen(layer.weight_stair)]
     stairs = [layer.weight_stair for layer in fitted]
@@ -154,125 +152,6 @@ def calibrate_stairs(
         (_estimate_statistics if chosen is None else average_statistics)(net, moving, inputs)
 
 
-def _inputs(net: nn.Module, loader: Iterable[Any]) -> list[Arguments]:
-    """Return the arguments of a forward pass for each batch, on the device of the network."""
-    device = next((tensor.device for tensor in net.state_dict().values()), torch.device("cpu"))
-    inputs = [batch_arguments(net, batch, device) for batch in loader]
-    if not inputs:
-        raise _check.invalid("loader", "must have at least one batch, but it has none")
-    return inputs
-
-
-class _Reference:
-    """The outputs of the float network that a quantised one was made of."""
-
-    def __init__(
-        self, net: nn.Module, loader: Iterable[Any], outputs: str, relus: Collection[nn.Module]
-    ) -> None:
-        self.net, self.outputs, self.relus = net, outputs, relus
-        self.inputs = _inputs(net, loader)
-        self.norms = running_norms(net, skip_frozen=False)
-        self.buffers = [buffer.clone() for norm in self.norms for buffer in norm.buffers()]
-        with _unquantised(net, relus=relus):
-            self.expected = self._run(self.inputs)
-
-    @torch.no_grad()
-    def _run(self, inputs: Sequence[Arguments]) -> list[tuple[Tensor, ...]]:
-        """Return the outputs of each batch: classes, or values."""
-        results = []
-        with training_mode(self.net, training=False):
-            for arguments, keywords in inputs:
-                ys = _outputs(forward(self.net, arguments, keywords))
-                results.append(tuple(map(self._answers, ys)))
-        return results
-
-    def _answers(self, y: Tensor) -> Tensor:
-        """Return the classes of an output, or its values."""
-        is_class = self.outputs == "classes" and y.dim() > 1
-        return y.argmax(-1 if y.dim() == 3 else 1) if is_class else y.double()
-
-    def _kept(self, actual: Sequence[tuple[Tensor, ...]]) -> float:
-        """Return the share of classes that are equal, or R² of the values, of the output that is
-        changed most."""
-        outputs = zip(*(map(_joined, (actual, self.expected[: len(actual)]))), strict=True)
-        return min(_share(a, b) for a, b in outputs)
-
-    def compare(self) -> None:
-        """Warn if too little of the float network is kept."""
-        kept = self._kept(self._run(self.inputs))
-        if kept >= KEPT:
-            return
-        what = "of the classes" if self.outputs == "classes" else "of the variance of the values"
-        with torch.no_grad():
-            name, alone = self._worst()
-        why = f"Alone, {name!r} changes most: it keeps {alone:.1%}."
-        if alone >= KEPT:
-            why = "No layer does so alone: several do, or the new statistics of normalisations."
-        warnings.warn(
-            f"the calibrated network keeps {kept:.1%} {what} of the float network. {why} Train the "
-            "network, or give its layers more bits.",
-            stacklevel=3,
-        )
-
-    def _worst(self) -> tuple[str, float]:
-        """Return the layer whose stairs alone change most on the first batch."""
-        kept = {}
-        for layer in [m for m in self.net.modules() if isinstance(m, StairLayer)]:
-            layer.input_quantum = None  # the features are no multiples of it
-        with _buffers(self.norms, self.buffers):
-            for name, stair in stair_modules(self.net):
-                with _unquantised(self.net, stair, self.relus):
-                    part = self._kept(self._run(self.inputs[:1]))
-                kept[name.removesuffix(".weight_stair")] = part
-        set_input_units(self.net)
-        return min(kept.items(), key=lambda item: item[1])
-
-
-@contextmanager
-def _buffers(norms: Sequence[nn.Module], values: Sequence[Tensor]) -> Iterator[None]:
-    """Give the buffers of normalisations other values for a while."""
-    own = [buffer for norm in norms for buffer in norm.buffers()]
-    before = [buffer.clone() for buffer in own]
-    try:
-        for buffer, value in zip(own, values, strict=True):
-            buffer.copy_(value)
-        yield
-    finally:
-        for buffer, value in zip(own, before, strict=True):
-            buffer.copy_(value)
-
-
-def _relus(net: nn.Module) -> set[nn.Module] | None:
-    """Return the stairs that took the place of a ReLU; None if one took that of another function,
-    whose parameters are gone."""
-    modules = dict(net.named_modules(remove_duplicate=False))
-    rows = {modules.get(row.name): row.kind.lower() for row in conversion_of(net).rows}
-    replaced = {
-        module: kind
-        for module, kind in rows.items()
-        if isinstance(module, StairActivation) and module.function is None and kind not in ADDED
-    }
-    return set(replaced) if set(replaced.values()) <= {"relu"} else None
-
-
-def _outputs(result: Any) -> list[Tensor]:
-    """Return the tensors of numbers that a network returns."""
-    tensors = [y for y in tree_leaves(result) if isinstance(y, Tensor)]
-    return [y for y in tensors if y.is_floating_point()]
-
-
-def _joined(batches: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
-    """Return each output of all batches, as a vector."""
-    return [torch.cat([y.flatten() for y in parts]) for parts in zip(*batches, strict=True)]
-
-
-def _share(a: Tensor, b: Tensor) -> float:
-    """Return the share of classes that are equal, or R² of values."""
-    if not a.is_floating_point():
-        return float((a == b).double().mean())
-    return 1 - float((a - b).square().sum() / (b - b.mean()).square().sum().clamp(min=1e-30))
-
-
 def _estimate_statistics(
     net: nn.Module, norms: Sequence[nn.modules.batchnorm._BatchNorm], inputs: Sequence[Arguments]
 ) -> None:
@@ -285,7 +164,7 @@ def _estimate_statistics(
     names = ("running_mean", "running_var")
     statistics = lambda: [[norm.get_buffer(name).clone() for name in names] for norm in norms]
     running = statistics()
-    with _unquantised(net):
+    with without_stairs(net):
         average_statistics(net, norms, inputs)
     unquantised = statistics()
     average_statistics(net, norms, inputs)
@@ -305,32 +184,6 @@ def _distance(a: Sequence[Tensor], b: Sequence[Tensor], eps: float) -> float:
     """Return the mean over channels of (mean₁ − mean₂)²/var₂ + ln²(var₁/var₂)."""
     logarithm = ((a[1] + eps) / (b[1] + eps)).log()
     return float(((a[0] - b[0]).square() / (b[1] + eps) + logarithm.square()).mean())
-
-
-@contextmanager
-def _unquantised(
-    net: nn.Module, kept: StairModule | None = None, relus: Collection[nn.Module] = ()
-) -> Iterator[None]:
-    """Compute without stairs, or with one alone; one in the place of an activation, from level 0
-    on, is a ReLU, and so are ``relus``."""
-    others = [stair for _, stair in stair_modules(net) if stair is not kept]
-    stairs = [stair for stair in others if isinstance(stair, StairActivation)]
-    layers = [m for m in net.modules() if isinstance(m, StairLayer) and m.weight_stair is not kept]
-    total = lambda own, x, named, _: own._sum(*x, *named.values(), own.weight, own.bias)
-    activate = lambda own, x, y: x[0].relu() if own in relus else _activate(own, x, y)
-    with ExitStack() as hooks:
-        hooks.enter_context(hooked({stair: stair for stair in stairs}, activate))
-        for layer in layers:
-            hooks.enter_context(layer.register_forward_hook(total, with_kwargs=True))
-        yield
-
-
-def _activate(stair: Any, arguments: tuple[Tensor, ...], _: Tensor) -> Tensor:
-    """Return what a stair quantises: of x, max(x, 0) if its lowest level is 0."""
-    if stair.function is not None:
-        return stair.function(*arguments)
-    is_relu = stair.stair.levels[0] >= 0 and not stair.follows_range
-    return arguments[0].relu() if is_relu else arguments[0]
 
 
 def _quantum(observed: Mapping[StairActivation, Tensor]) -> float | None:
@@ -369,7 +222,7 @@ def _observe(
     generator = torch.Generator().manual_seed(0)
 
     def activate(stair: StairActivation, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        y, count = _activate(stair, arguments, output), max(VALUES // len(inputs), 1)
+        y, count = before_stair(stair, arguments, output), max(VALUES // len(inputs), 1)
         values = y.flatten()
         if len(values) > count:
             chosen = torch.randint(len(values), (count,), generator=generator)

@@ -32,6 +32,7 @@ __all__ = [
     "StairConv1d",
     "StairConv2d",
     "StairConv3d",
+    "StairConvTranspose1d",
     "StairConvTranspose2d",
     "StairLayer",
     "StairLinear",
@@ -83,10 +84,9 @@ class StairConv3d(StairLayer, nn.Conv3d):
     sum_dimensions = 3
 
 
-class StairConvTranspose2d(StairLayer, nn.ConvTranspose2d):
-    """:class:`torch.nn.ConvTranspose2d` with quantised weights, which have one quantum."""
+class _StairConvTranspose(StairLayer):
+    """A transposed convolution with quantised weights."""
 
-    sum_dimensions = 2
     output_axis = None
 
     @property
@@ -100,8 +100,21 @@ class StairConvTranspose2d(StairLayer, nn.ConvTranspose2d):
 
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
-        more = (self.output_padding, self.groups, self.dilation)
-        return F.conv_transpose2d(x, weight, bias, self.stride, padding, *more)
+        more: Any = (self.output_padding, self.groups, self.dilation)
+        convolve: Any = F.conv_transpose1d if self.sum_dimensions == 1 else F.conv_transpose2d
+        return convolve(x, weight, bias, self.stride, padding, *more)
+
+
+class StairConvTranspose1d(_StairConvTranspose, nn.ConvTranspose1d):
+    """:class:`torch.nn.ConvTranspose1d` with quantised weights, which have one quantum."""
+
+    sum_dimensions = 1
+
+
+class StairConvTranspose2d(_StairConvTranspose, nn.ConvTranspose2d):
+    """:class:`torch.nn.ConvTranspose2d` with quantised weights, which have one quantum."""
+
+    sum_dimensions = 2
 
 
 def stair_modules(net: nn.Module) -> Iterator[tuple[str, StairModule]]:

@@ -147,6 +147,18 @@ def _select(row: Any, x: Array) -> Array:
     return x[np.ix_(np.arange(len(x)), *places)]
 
 
+def _pixel_shuffle(row: Any, x: Array) -> Array:
+    factor = (1, *row["factor"])[-2:]
+    one_row = x.ndim == 3
+    x = x[:, :, None] if one_row else x
+    count, (f, g) = x.shape[1] // math.prod(factor), factor
+    y = np.zeros((len(x), count, x.shape[2] * f, x.shape[3] * g), np.int64)
+    for c, p, q in np.ndindex(count, f, g):
+        at = (c * f + p) * g + q if row["channels_first"] else (p * g + q) * count + c
+        y[:, c, p::f, q::g] = x[:, at]
+    return y[:, :, 0] if one_row else y
+
+
 def _pad(row: Any, x: Array) -> Array:
     pairs = list(zip(row["padding"][::2], row["padding"][1::2], strict=True))[::-1]
     return np.pad(x, [(0, 0)] * (x.ndim - len(pairs)) + pairs)
@@ -165,6 +177,7 @@ NODES: dict[str, Any] = {
     "MaxPool": lambda row, x: _pool(row, x, INT32[0], "max"),
     "SumPool": lambda row, x: _pool(row, x, 0, "sum"),
     "Select": _select,
+    "PixelShuffle": _pixel_shuffle,
     "Add": lambda _, x, y: x + y,
     "Subtract": lambda _, *x: x[0] - x[1] if len(x) == 2 else -x[0],
     "Multiply": lambda _, x, y: x * y,

@@ -192,13 +192,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "flip": lambda x: x.flip(2),
     "getitem": lambda x: x[:, :2],
     "narrow": lambda x: x.narrow(1, 0, 2),
-    "permute": lambda x: x.permute(0, 2, 3, 1),
+    "permute": lambda x: x.unflatten(1, (2, 2)).permute(0, 2, 1, 3, 4).flatten(1, 2),
     "repeat": lambda x: x.repeat(1, 2, 1, 1),
     "reshape": lambda x: x.reshape(x.size(0), -1),
     "roll": lambda x: x.roll(1, 2),
     "split": lambda x: x.split(2, 1)[0],
     "squeeze": lambda x: x.unsqueeze(1).squeeze(1),
-    "transpose": lambda x: x.transpose(1, 2),
+    "transpose": lambda x: x.transpose(1, 2).flatten(1),
     "unsqueeze": lambda x: x.unsqueeze(1).squeeze(1),
     "view": lambda x: x.view(x.size(0), -1),
     "glu": lambda x: F.glu(x, 1),
@@ -218,7 +218,8 @@ ROWS: dict[str, Pattern] = {
         lambda: nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)),
         (2, 4, 5, 5),
     ),
-    "conv_transpose2d": among(lambda: nn.ConvTranspose2d(4, 4, 2), nn.ReLU),
+    "conv_transpose1d": in_one_dimension(lambda: nn.ConvTranspose1d(4, 4, 4, 2, 1), nn.ReLU),
+    "conv_transpose2d": among(lambda: nn.ConvTranspose2d(4, 4, 2, 2), nn.ReLU),
     "bilinear": called(lambda module, x: module(x, x), lambda: nn.Bilinear(6, 6, 5)),
     **{
         row.name: among(lambda: nn.Conv2d(4, 4, 1), row.modules[0])
@@ -232,8 +233,9 @@ ROWS: dict[str, Pattern] = {
     **{name: called(function) for name, function in FUNCTIONS.items()},
     "pixel_shuffle": among(lambda: nn.PixelShuffle(2)),
     "channel_shuffle": among(lambda: nn.ChannelShuffle(2)),
-    "ZeroPad": among(lambda: nn.ZeroPad2d(1)),
-    "Nearest": among(lambda: nn.Upsample(scale_factor=2, mode="nearest")),
+    "pad": called(lambda x: F.pad(x, (1, 0, 2, 1))),
+    "interpolate": called(lambda x: F.interpolate(x, scale_factor=2)),
+    "interpolate_linear": among(lambda: nn.Upsample(scale_factor=2, mode="bilinear")),
     "CopyingPad": among(lambda: nn.ReflectionPad2d(1)),
     "max_pool1d": in_one_dimension(lambda: nn.MaxPool1d(2)),
     "max_pool2d": among(lambda: nn.MaxPool2d(2)),
@@ -358,6 +360,45 @@ PAGE: dict[str, list[Pattern]] = {
 }
 """The patterns of docs/layers.md, by the first words of their rows."""
 OTHERS: dict[str, Pattern] = {
+    "zeros in modules": among(lambda: nn.ZeroPad2d((1, 0, 2, 1))),
+    "copies around features": called(lambda x: F.pad(x, (1, 2, 0, 1), "circular")),
+    "Upsample": among(lambda: nn.Upsample(scale_factor=3, mode="nearest")),
+    "linear in one dimension": in_one_dimension(
+        lambda: nn.Upsample(scale_factor=2, mode="linear"), lambda: nn.Conv1d(4, 4, 3), nn.ReLU
+    ),
+    "bytes to twice the size": Pattern(
+        lambda: image(nn.Upsample(scale_factor=2, mode="bilinear"), layer()),
+        settings={"weights": "int8", "features": None},
+    ),
+    "channels last and back": called(lambda x: x.permute(0, 2, 3, 1).permute(0, 3, 1, 2)),
+    "sums as pixels": among(lambda: nn.Conv2d(4, 16, 1), lambda: nn.PixelShuffle(2), nn.ReLU),
+    **{
+        f"transposed, {name}": Pattern(
+            lambda options=options: image(  # type: ignore[misc]
+                nn.ConvTranspose2d(4, 4, **options), nn.BatchNorm2d(4), nn.ReLU(), layer()
+            )
+        )
+        for name, options in {
+            "ends that differ": dict(kernel_size=3, stride=2, padding=1, output_padding=1),
+            "cut": dict(kernel_size=3, stride=2),
+            "with holes": dict(kernel_size=(2, 3), stride=(3, 1), dilation=(1, 2)),
+            "in groups": dict(kernel_size=4, stride=2, padding=1, groups=2),
+            "groups of stride 1": dict(kernel_size=3, padding=1, groups=2),
+        }.items()
+    },
+    "transposed and added": among(
+        lambda: Code(
+            lambda m, x: m.r(m.up(x) + F.interpolate(x, scale_factor=2)),
+            up=nn.ConvTranspose2d(4, 4, 2, 2),
+            r=nn.ReLU(),
+        )
+    ),
+    "transposed, pooled": among(
+        lambda: nn.ConvTranspose2d(4, 4, 2, 2), lambda: nn.MaxPool2d(2), nn.ReLU
+    ),
+    "transposed as the last": Pattern(
+        lambda: image(head=nn.ConvTranspose2d(4, 3, 3, 2)), settings={"skip": "3"}
+    ),
     "Conv1d, same": Pattern(
         lambda: sound(
             nn.Conv1d(4, 40, 5, padding="same"), nn.ReLU(), nn.Conv1d(40, 4, 1), nn.ReLU()

@@ -96,8 +96,10 @@ def test_functions_and_methods_are_frozen_as_modules_are(head: str) -> None:
         (lambda x: x.view(-1, 6, 16).max(2)[0], "'max_1': max is not supported"),
         (lambda x: x.mean(3).mean(2), "'mean': a mean over axes [3] is not supported"),
         (lambda x: x.amax((2, 3)), "'amax': amax is not supported. Use nn.AdaptiveMaxPool2d"),
-        (lambda x: x[:, :, 0, 0], "'getitem': it moves features in an order"),
-        (lambda x: F.pad(x, (1, 1)).flatten(1), "'pad': pad is not supported. Use nn.ZeroPad2d"),
+        (
+            lambda x: F.pad(x, (1, 1), value=1.0).flatten(1),
+            "'pad': pad_with_a_number is not supported. Pad with zeros",
+        ),
         (lambda x: x.flatten(1) * x.size(1), "'mul': mul is a product"),
         (lambda x: x.flatten(1) / x.size(0), "'truediv': truediv is not supported"),
         (lambda x: (0 + x + x).flatten(1), "'add': it adds something else"),

@@ -356,6 +356,8 @@ def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph
         if name in REPLACING_FUNCTIONS:
             for n in written:
                 allocated_by[n] |= allocators(inputs)
+        if name in ("interpolate", "pad"):
+            name = by_mode(name, *_mode_and_value(node))
         if name in ("mul", "imul") and (x := _swish_input(node, model)) is not None:
             name, inputs = "silu", (numbers[x],)
         shared = inputs if _shares_memory(node, called) else targets
@@ -370,6 +372,26 @@ def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph
     # A write into a tensor that is read elsewhere is an output too.
     writes = (number for number, step in enumerate(steps) if step.written)
     return replace(graph, outputs=graph.outputs.union(filter(graph.is_read_elsewhere, writes)))
+
+
+def by_mode(name: str, mode: Any, value: Any = None) -> str:
+    """Return the name of F.interpolate or F.pad with a mode and a value: their own names are those
+    of a copy of features, or of zeros between them."""
+    if name == "pad":
+        return name if mode != "constant" or not value else "pad_with_a_number"
+    kind = str(mode).replace("bilinear", "linear")
+    return name if kind in ("nearest", "nearest-exact") else f"{name}_{kind}"
+
+
+def _mode_and_value(node: fx.Node) -> tuple[Any, ...]:
+    """Return the mode of F.interpolate, or the mode and the value of F.pad."""
+    names = ("input", "size", "scale_factor", "mode")
+    if _raw_name(node) == "pad":
+        names = ("input", "pad", "mode", "value")
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if _raw_name(node) == "pad":
+        return given.get("mode", "constant"), given.get("value")
+    return (given.get("mode", "nearest"),)
 
 
 def _swish_input(product: fx.Node, model: nn.Module) -> fx.Node | None:

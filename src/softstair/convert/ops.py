@@ -51,11 +51,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from softstair._projections import Projection
-from softstair.convert.graph import GraphStep
+from softstair.convert.graph import GraphStep, by_mode
 from softstair.nn import (
     StairConv1d,
     StairConv2d,
     StairConv3d,
+    StairConvTranspose1d,
     StairConvTranspose2d,
     StairLayer,
     StairLinear,
@@ -178,7 +179,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 SELECTIONS = "chunk clone expand flip getitem narrow repeat roll split".split()
 """Functions that take features from other channels, rows or columns."""
-NEAREST = "and `Upsample(mode='nearest')`"
+NEAREST = "and `Upsample(mode='nearest')`, `F.interpolate` with this mode"
+LINEAR = "`Upsample` and `F.interpolate` with mode linear or bilinear: to twice the size, "
+LINEAR += "align_corners=False"
+ZEROS = "`F.pad` with zeros, or with features: reflect, replicate and circular"
+SHUFFLED = "where a channel shuffle or a flattening follows"
 ALONG = "along channels, rows and columns, each by itself"
 RESHAPES = "flatten unflatten contiguous reshape squeeze unsqueeze view".split()
 """Functions that keep the order of the elements."""
@@ -267,8 +272,12 @@ OPERATORS = (
     Operator("conv1d", Effect.WEIGHTS, (nn.Conv1d,), replacement=StairConv1d, exact=True),
     Operator("conv2d", Effect.WEIGHTS, (nn.Conv2d,), replacement=StairConv2d, exact=True),
     Operator("conv3d", Effect.WEIGHTS, (nn.Conv3d,), replacement=StairConv3d),
-    Operator(
-        "conv_transpose2d", Effect.WEIGHTS, (nn.ConvTranspose2d,), replacement=StairConvTranspose2d
+    *(
+        Operator(name, Effect.WEIGHTS, (kind,), replacement=layer, exact=True)
+        for name, kind, layer in (
+            ("conv_transpose1d", nn.ConvTranspose1d, StairConvTranspose1d),
+            ("conv_transpose2d", nn.ConvTranspose2d, StairConvTranspose2d),
+        )
     ),
     Operator("bilinear", Effect.WEIGHTS, (nn.Bilinear,)),
     Operator("Embedding", Effect.WEIGHTS, (nn.Embedding,), why=EMBEDDING, grouped=TokenEmbedding),
@@ -305,13 +314,19 @@ OPERATORS = (
     Operator("flatten", Effect.MOVE, (nn.Flatten,), exact=True, note=VECTOR),
     Operator("unflatten", Effect.MOVE, (nn.Unflatten,), exact=True, note=VECTOR),
     *(Operator(name, Effect.MOVE, exact=True, note=ALONG) for name in SELECTIONS),
-    *(Operator(name, Effect.MOVE) for name in ("permute", "transpose")),
+    *(Operator(name, Effect.MOVE, exact=True, note=SHUFFLED) for name in ("permute", "transpose")),
     *(Operator(name, Effect.MOVE, exact=True, note=VECTOR) for name in RESHAPES[2:]),
-    Operator("pixel_shuffle", Effect.MOVE, (nn.PixelShuffle,)),
+    Operator(
+        "pixel_shuffle",
+        Effect.MOVE,
+        (nn.PixelShuffle,),
+        module_of_call=nn.PixelShuffle,
+        exact=True,
+    ),
     Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,), exact=True),
-    Operator("Nearest", Effect.MOVE, (nn.UpsamplingNearest2d,), exact=True, note=NEAREST),
-    # Modules only: F.pad may pad with any number.
-    Operator("ZeroPad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d), exact=True),
+    Operator("interpolate", Effect.MOVE, (nn.UpsamplingNearest2d,), exact=True, note=NEAREST),
+    Operator("interpolate_linear", Effect.FLOAT, exact=True, note=LINEAR),
+    Operator("pad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d), exact=True, note=ZEROS),
     Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d), exact=True),
     *_poolings("max_pool", Effect.MOVE, (nn.MaxPool1d, nn.MaxPool2d), PLAIN, _max_pool),
     *_poolings("adaptive_max_pool", Effect.MOVE, ADAPTIVE_MAX_POOLS, EQUAL),
@@ -359,8 +374,8 @@ def operator_of(module: nn.Module) -> Operator:
     """Return the row of a module's type or of its nearest base class; else :data:`UNKNOWN`."""
     if f"{type(module).__module__}.{type(module).__name__}" == CONV1D_CLASS:
         return _BY_NAME["Conv1D"]
-    if isinstance(module, nn.Upsample) and module.mode == "nearest":
-        return _BY_NAME["Nearest"]
+    if isinstance(module, nn.Upsample):
+        return operator_named(by_mode("interpolate", module.mode))
     rows = (_BY_MODULE[base] for base in type(module).__mro__ if base in _BY_MODULE)
     return next(rows, UNKNOWN)
 

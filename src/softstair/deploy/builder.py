@@ -24,7 +24,6 @@ from softstair.deploy.modules import (
     window,
     zero_padding,
 )
-from softstair.deploy.node_list import NodeList
 from softstair.deploy.nodes import (
     ExportError,
     Lookup,
@@ -37,6 +36,7 @@ from softstair.deploy.nodes import (
 )
 from softstair.deploy.requantise import Line, requantise
 from softstair.deploy.thresholds import Function, of_stair
+from softstair.deploy.upsampling import UpsamplingNodes, by_output
 from softstair.deploy.values import (
     IntegerFeatures,
     PendingSum,
@@ -73,7 +73,7 @@ class Choices:
     """Whether thresholds and multipliers are searched; without, the network cannot be run."""
 
 
-class NodeBuilder(NodeList):
+class NodeBuilder(UpsamplingNodes):
     """The nodes of sums, stairs and shortcuts."""
 
     def __init__(self, entry: nodes.Input, choices: Choices) -> None:
@@ -83,10 +83,6 @@ class NodeBuilder(NodeList):
         """The last layers that were in float."""
         self.doubts: dict[str, ExportError] = {}
         """What training may make impossible, by layer."""
-        self._sums: set[str] = set()
-        """Nodes that give sums of products, not features."""
-        self._read: set[str] = set()
-        """Those of them that a stair or the scores read."""
 
     def shape(self, x: Value) -> Shape:
         """Return the shape of a value, without the batch and before its pending poolings."""
@@ -120,8 +116,12 @@ class NodeBuilder(NodeList):
     def last_layer(self, name: str, module: Any, x: IntegerFeatures) -> PendingSum:
         """Add the sum of a last layer in float, with integer weights."""
         self.float_layers.append(name)
-        reach = max(-x.low, x.high)
-        weight, quanta = integer_weights(module.weight, self.choices.last_bits, reach)
+        reach, weight = max(-x.low, x.high), module.weight
+        is_transposed = isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d)
+        if is_transposed:  # outputs first
+            weight = by_output(weight, module.groups)
+        weight, quanta = integer_weights(weight, self.choices.last_bits, reach)
+        weight = by_output(weight, module.groups) if is_transposed else weight
         bias = torch.zeros_like(quanta) if module.bias is None else module.bias.detach().double()
         return self._weighted_sum(name, module, weight, Line(quanta * x.unit, bias), x)
 
@@ -130,6 +130,8 @@ class NodeBuilder(NodeList):
     ) -> PendingSum:
         """Add the sum of a layer, to which a function is applied next."""
         windows: dict[str, Any] = {}
+        if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d):
+            return self._transposed(name, layer, weight, function, x)
         if isinstance(layer, nn.Conv1d | nn.Conv2d):
             windows = {key: getattr(layer, key) for key in ("stride", "dilation", "groups")}
             windows |= {"padding": zero_padding(name, layer)}
@@ -140,6 +142,13 @@ class NodeBuilder(NodeList):
         self.add_node(replace(node, low=int(least.min()), high=int(greatest.max())))
         self._sums.add(name)
         return PendingSum(name, least, greatest, (function,), weight.dim() - 2)
+
+    def doubled(self, name: str, x: IntegerFeatures) -> IntegerFeatures:
+        """Add a linear interpolation to twice the size; what a byte does not hold is rounded."""
+        x = self.interpolated(name, x)
+        if x.high - min(x.low, 0) <= 255:
+            return x
+        return self._in_unit(name, self.pending(x), *byte_range(x.unit * x.low, x.unit * x.high))
 
     def stair(self, name: str, activation: StairActivation, x: Value) -> IntegerFeatures:
         """Add what a stair makes of a value, then the poolings that were pending."""
@@ -316,7 +325,8 @@ class NodeBuilder(NodeList):
         greatest = torch.where(channels, -x.least, x.greatest)
         ends: Any = {"low": int(least.min()), "high": int(greatest.max())}
         if isinstance(source, Sum):
-            weight = narrow(source.weight * sign.reshape(-1, *[1] * (source.weight.dim() - 1)))
+            rows = sign.repeat(len(source.weight) // len(sign))  # of each phase
+            weight = narrow(source.weight * rows.reshape(-1, *[1] * (source.weight.dim() - 1)))
             self.nodes[x.source] = replace(source, weight=weight, **ends)
             return x
         axes = len(self.sizes[x.source]) - 1
@@ -353,7 +363,9 @@ class NodeBuilder(NodeList):
             raise ExportError.of(name, f"its channels are on axis {axis}", "Flatten before it")
         if self.shape(x)[0] != self.sizes[x.source][0]:
             raise ExportError.of(name, "its channels were broadcast", "Put it before the addition")
-        if x.pools and norm.weight is not None:
+        if norm.running_mean.shape != x.least.shape:
+            raise ExportError.of(name, "its channels were shuffled", "Put it before the shuffle")
+        if any(isinstance(pool, nodes.MaxPool) for pool in x.pools) and norm.weight is not None:
             error = ExportError.of(
                 name, "negative weights follow a pooling", "Pool after the stair"
             )
@@ -376,6 +388,7 @@ class NodeBuilder(NodeList):
         pending, shortcut = (a, b) if isinstance(a, PendingSum) else (b, a)
         assert isinstance(pending, PendingSum)
         assert isinstance(shortcut, IntegerFeatures)
+        pending = self._shuffled(pending)
         if pending.pools:
             raise ExportError.of(name, "its sum is pooled", "Quantise it before")
         if pending.shortcut is not None:
@@ -449,7 +462,7 @@ class NodeBuilder(NodeList):
 
     def scores(self, x: Value) -> str:
         """Add the scores of a network, and return their name."""
-        x = self.pending(x) if isinstance(x, IntegerFeatures) else x
+        x = self.pending(x) if isinstance(x, IntegerFeatures) else self._shuffled(x)
         line = line_of(x.before)
         if line is None or line.is_clamped or x.shortcut or x.pools:
             raise ExportError("net must end in a linear or quantised layer, but it does not.")

@@ -25,7 +25,7 @@ from softstair.deploy.nodes import ExportError, Shape
 from softstair.deploy.values import IntegerFeatures, PendingSum, Value
 from softstair.nn import StairActivation, StairLayer
 
-SELECTING = (*SELECTIONS, "channel_shuffle", "CopyingPad", "Nearest")
+SELECTING = (*SELECTIONS, "channel_shuffle", "CopyingPad", "interpolate", "permute", "transpose")
 ARITHMETIC = ("add", "sub", "neg", "mul", "div")
 SIZES = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement"})
 
@@ -39,10 +39,14 @@ class StaticValue:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """Features in a shape without an integer form, which can only be reshaped again."""
+    """Features in a shape or an order without an integer form, which can only be moved again.
+
+    ``numbers`` are those of the elements of ``source``, (N, …); None if their order is the same.
+    """
 
     source: Value
     shape: Shape
+    numbers: Tensor | None = None
 
 
 class Probe(fx.Interpreter):
@@ -173,8 +177,17 @@ class GraphConversion:
                 return self.builder.sigmoid(name, inputs[0])
             reason = f"{operator.name} changes the values that the network returns"
             raise ExportError.of(name, reason, "Return its input, or freeze with outputs='classes'")
-        if operator.name in RESHAPES and len(features) == 1:
+        is_ordered = all(getattr(x, "numbers", None) is None for x in features)
+        if operator.name in RESHAPES and len(features) == 1 and is_ordered:
             return self._reshape(name, node, features[0])
+        is_padded = operator.name == "pad" and module is None
+        if is_padded and len(features) == 1 and is_ordered:
+            return self._padded(name, node, features[0])
+        if isinstance(inputs[0], tuple) and function == "getitem":
+            place: Any = node.args[1]
+            return inputs[0][place]
+        if operator.name in (*SELECTING, *RESHAPES) and len(features) == 1:
+            return self._selected(name, node, features[0])
         for shape in (x.shape for x in features if isinstance(x, Reshaped) and operator.exports):
             advice = (
                 "Only one vector per example, or the shape before, is exported: flatten it; for "
@@ -183,11 +196,8 @@ class GraphConversion:
             raise ExportError.of(name, f"its input was reshaped to {shape}", advice)
         if any(isinstance(x, Reshaped) for x in features):
             raise self.refusal(node, function)
-        if isinstance(inputs[0], tuple) and function == "getitem":
-            place: Any = node.args[1]
-            return inputs[0][place]
-        if operator.name in SELECTING and len(features) == 1:
-            return self._selected(name, node, features[0])
+        if operator.name == "interpolate_linear" and len(features) == 1:
+            return self._doubled(name, node, module, features[0])
         if operator.name == "cat" and features == inputs:
             return self._concatenate(name, node)
         if operator.module_of_call and module is None and len(features) == 1:
@@ -290,7 +300,9 @@ class GraphConversion:
                 return build.max_pool(name, module, operator.axes, x)
             case "avg_pool1d" | "avg_pool2d" | "adaptive_avg_pool1d" | "adaptive_avg_pool2d":
                 return build.average(name, module, operator.axes, build.integers(name, x))
-            case "ZeroPad":
+            case "pixel_shuffle":
+                return build.pixel_shuffle(name, module, x)
+            case "pad":
                 return build.pad(name, module.padding, build.integers(name, x))
         return x if operator.passes and _is_off_in_evaluation(node) else None
 
@@ -326,12 +338,39 @@ class GraphConversion:
             return self.builder.flatten(name, source)
         return Reshaped(source, shape)
 
-    def _selected(self, name: str, node: fx.Node, x: Value) -> Any:
-        """Return features from other places, which the call itself tells of their numbers."""
+    def _padded(self, name: str, node: fx.Node, x: Value) -> Any:
+        """Return features between zeros, or between copies of them."""
+        args, kwargs = self._arguments(node)
+        padding = tuple(kwargs.get("pad", args[1] if len(args) > 1 else ()))
+        mode = kwargs.get("mode", args[2] if len(args) > 2 else "constant")
+        if mode != "constant":
+            return self._selected(name, node, x)
         source = self.builder.integers(name, x)
-        shape = self.builder.sizes[source.node]
-        size = math.prod(shape)
-        numbers = torch.arange(self.batch * size, dtype=torch.float64).reshape(-1, *shape)
+        if len(padding) > 2 * len(self.builder.sizes[source.node]):
+            raise not_supported(name, "a padding of the batch")
+        return self.builder.pad(name, padding, source) if any(padding) else replace(source)
+
+    def _doubled(self, name: str, node: fx.Node, module: Any, x: Value) -> IntegerFeatures:
+        args, kwargs = self._arguments(node)
+        names = ("input", "size", "scale_factor", "mode", "align_corners")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        source, after = self.builder.integers(name, x), shape_of(node)[2:]
+        before = self.builder.sizes[source.node][1:]
+        facts = vars(module) if module is not None else given
+        is_aligned = facts.get("align_corners") or given.get("antialias")
+        if is_aligned or after != tuple(2 * n for n in before):
+            reason = "it is an interpolation to other than twice the size, or with align_corners"
+            raise ExportError.of(name, reason, "Use scale_factor=2 and align_corners=False")
+        return self.builder.doubled(name, source)
+
+    def _selected(self, name: str, node: fx.Node, x: Value | Reshaped) -> Any:
+        """Return features from other places, which the call itself tells of their numbers."""
+        reshaped = x if isinstance(x, Reshaped) else Reshaped(x, self.builder.pooled_shape(x))
+        source = self.builder.integers(name, reshaped.source)
+        shape, numbers = self.builder.sizes[source.node], reshaped.numbers
+        if numbers is None:
+            count = self.batch * math.prod(shape)
+            numbers = torch.arange(count, dtype=torch.float64).reshape(-1, *reshaped.shape)
 
         def argument(part: Any) -> Any:
             own = self.values.get(part) if isinstance(part, fx.Node) else StaticValue(part)
@@ -348,8 +387,10 @@ class GraphConversion:
 
     def _places(
         self, name: str, source: IntegerFeatures, numbers: Tensor, shape: Shape
-    ) -> IntegerFeatures:
+    ) -> IntegerFeatures | Reshaped:
         """Return features in the order of their numbers."""
+        if len(numbers) != self.batch:
+            raise not_supported(name, "a change of the batch")
         first, size = numbers[0].long(), math.prod(shape)
         batch = torch.arange(self.batch).reshape(-1, *[1] * first.dim()) * size
         places, total, stride = [], torch.zeros_like(first), size
@@ -358,10 +399,14 @@ class GraphConversion:
             line = first.movedim(axis, 0).flatten(1)[:, 0]
             places.append(line // stride % length)
             total = total + (places[-1] * stride).reshape(-1, *[1] * (first.dim() - 1 - axis))
-        if not places or not torch.equal(numbers.long(), batch + total):
-            reason = "it moves features in an order that no axis has by itself"
-            advice = "To drop axes of length 1, use x.flatten(1)"
-            raise ExportError.of(name, reason, advice)
+        if not torch.equal(numbers.long(), batch + first):
+            raise not_supported(name, "a change of the batch")
+        if first.dim() == 1 < len(shape):
+            flat = self.builder.flatten(self.builder.unused(f"{name}.flat"), source)
+            assert isinstance(flat, IntegerFeatures)
+            return self.builder.select(self.builder.unused(name), flat, [first])
+        if not places or not torch.equal(first, total):
+            return Reshaped(source, tuple(first.shape), numbers)
         if all(torch.equal(y, torch.arange(n)) for y, n in zip(places, shape, strict=True)):
             return replace(source)
         return self.builder.select(self.builder.unused(name), source, places)

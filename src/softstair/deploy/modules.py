@@ -15,7 +15,7 @@ TABLE, GRID = 256, 2**16
 ADVICE = {
     "amax": "Use nn.AdaptiveMaxPool2d(1) instead",
     "mean": "Use x.mean([2, 3]) instead",
-    "pad": "Use nn.ZeroPad2d instead",
+    "pad_with_a_number": "Pad with zeros",
 }
 """What to do about functions that are not exported."""
 

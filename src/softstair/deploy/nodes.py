@@ -244,6 +244,40 @@ class Select(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class PixelShuffle(Node):
+    """Channels as pixels: y[c, f·i + p, g·j + q] = x[(p·g + q)·C + c, i, j] for ``factor`` (f, g),
+    or with ``channels_first`` x[c·f·g + p·g + q, i, j]."""
+
+    factor: Shape
+    channels_first: bool = False
+
+    def run(self, *x: Tensor) -> Tensor:
+        size = x[0].shape
+        parts = x[0].reshape(size[0], *self.split(size[1]), *size[2:])
+        return parts.permute(*self.order).reshape(size[0], *self.shape(size[1:]))
+
+    def split(self, channels: int) -> Shape:
+        """Return the lengths of the channels' parts."""
+        count = channels // math.prod(self.factor)
+        return (count, *self.factor) if self.channels_first else (*self.factor, count)
+
+    @property
+    def order(self) -> Shape:
+        """The axes of the parts, then of the positions, in the order of the result."""
+        axes = len(self.factor)
+        first = 1 if self.channels_first else 1 + axes
+        phases = [axis for axis in range(1, 2 + axes) if axis != first]
+        pairs = ((2 + axes + axis, phases[axis]) for axis in range(axes))
+        return (0, first, *(axis for pair in pairs for axis in pair))
+
+    def shape(self, size: Shape) -> Shape:
+        """Return the shape of the result for features of a shape, without the batch."""
+        channels, *sizes = size
+        larger = (n * factor for n, factor in zip(sizes, self.factor, strict=True))
+        return (channels // math.prod(self.factor), *larger)
+
+
+@dataclass(frozen=True, eq=False)
 class Add(Node):
     """The sum of two features of the same unit and shape."""
 

@@ -283,6 +283,10 @@ def _select(graph: OnnxGraph, node: nodes.Select, x: list[StoredTensor]) -> Stor
     return replace(x[0], name=graph.select(node, x[0].name))
 
 
+def _pixel_shuffle(graph: OnnxGraph, node: Any, x: list[StoredTensor]) -> StoredTensor:
+    return replace(x[0], name=graph.pixel_shuffle(node, x[0].name))
+
+
 def _flatten(graph: OnnxGraph, node: nodes.Flatten, x: list[StoredTensor]) -> StoredTensor:
     return replace(x[0], name=graph.apply("Flatten", [x[0].name]))
 
@@ -329,6 +333,7 @@ WRITERS: dict[type[nodes.Node], Callable[[OnnxGraph, Any, list[StoredTensor]], S
     nodes.MaxPool: _max_pool,
     nodes.SumPool: _sum_pool,
     nodes.Select: _select,
+    nodes.PixelShuffle: _pixel_shuffle,
     nodes.Add: _add,
     nodes.Concat: _concat,
     nodes.Pad: _pad,

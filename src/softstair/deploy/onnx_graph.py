@@ -121,6 +121,14 @@ class OnnxGraph:
         """Add the difference of two tensors, or the negative of one."""
         return self.apply("Sub" if len(x) == 2 else "Neg", x)
 
+    def pixel_shuffle(self, node: nodes.PixelShuffle, x: str) -> str:
+        """Add a PixelShuffle node: DepthToSpace is of two axes, and not of all types."""
+        before, after = (self.network.sizes[name] for name in (node.inputs[0], node.name))
+        parts = self.constant("parts", np.array([0, *node.split(before[0]), *before[1:]]))
+        x = self.apply("Reshape", [x, parts], "split")
+        x = self.apply("Transpose", [x], "ordered", perm=node.order)
+        return self.apply("Reshape", [x, self.constant("shape", np.array([0, *after]))])
+
     def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
         """Add a MaxPool node under exactly this name."""
         windows: dict[str, Any] = {"kernel_shape": node.kernel, "strides": node.stride}

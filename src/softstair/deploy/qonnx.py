@@ -229,6 +229,7 @@ WRITERS: dict[type[nodes.Node], Callable[[QonnxGraph, Any, list[str]], Any]] = {
     nodes.Lookup: _lookup,
     nodes.MaxPool: lambda graph, node, x: graph.max_pool(node, x[0], graph.prefix),
     nodes.Select: lambda graph, node, x: graph.select(node, x[0]),
+    nodes.PixelShuffle: lambda graph, node, x: graph.pixel_shuffle(node, x[0]),
     nodes.Add: lambda graph, node, x: graph.apply("Add", x),
     nodes.Concat: lambda graph, node, x: graph.apply("Concat", x, axis=node.axis),
     nodes.Pad: lambda graph, node, x: graph.pad(node, x[0], graph.constant("zero", np.float32(0))),

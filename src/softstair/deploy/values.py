@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from softstair.deploy.nodes import MaxPool, Scores
+from softstair.deploy.nodes import MaxPool, PixelShuffle, Scores, Select
 from softstair.deploy.requantise import Line
 from softstair.deploy.thresholds import Function
 from softstair.nn import StairLayer
@@ -34,7 +34,9 @@ class PendingSum:
     greatest: Tensor
     before: tuple[Function, ...]  # applied to the integers
     axes: int  # after the channels, of what is applied
-    pools: tuple[MaxPool, ...] = ()  # exchanged with the stair, which is monotone
+    # Exchanged with the stair, which is monotone: poolings and shuffles of pixels. With these the
+    # source has more channels, of which number i is one of number i modulo C.
+    pools: tuple[MaxPool | PixelShuffle | Select, ...] = ()
     shortcut: IntegerFeatures | None = None  # added next
     after: tuple[Function, ...] = ()  # applied after the addition
 
@@ -55,7 +57,7 @@ class Rescaled:
     def line(self) -> Line:
         """Return the same as a line."""
         scale = self.layer.weight_stair.scale(self.layer.weight, 0)
-        count = self.layer.weight.shape[0]
+        count = getattr(self.layer, "out_channels", self.layer.weight.shape[0])
         scale = torch.as_tensor(scale, dtype=torch.float64).expand(count) * self.factor
         scale = scale * (self.layer.input_quantum or 1.0)
         bias = self.layer.bias

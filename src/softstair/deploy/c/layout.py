@@ -78,7 +78,7 @@ def layout(network: FrozenNetwork) -> MemoryLayout:
             memory.home[node.name], features = home, memory.features[home]
         elif isinstance(node, nodes.Sum | Multiply):
             features = Features("SS_WORDS", *size)
-        elif isinstance(node, nodes.MaxPool | nodes.Select):
+        elif isinstance(node, nodes.MaxPool | nodes.Select | nodes.PixelShuffle):
             before = memory.features[node.inputs[0]]
             features = Features(before.kind, *size, before.bias)
         elif isinstance(node, BIT_NODES) and (kind := _planes(network, node)):

@@ -69,6 +69,8 @@ class _Lowering:
                 return self._concatenate(number, node)
             case nodes.Select():
                 return self._select(number, node)
+            case nodes.PixelShuffle():
+                return self._pixel_shuffle(number, node)
             case Scale():
                 return self._scale(number, node)
             case nodes.Add() | Subtract() | nodes.Flatten():
@@ -244,6 +246,18 @@ class _Lowering:
         return Operation(
             number, (number,), (home,), calls, "from other places", tuple(constants.values())
         )
+
+    def _pixel_shuffle(self, number: int, node: nodes.PixelShuffle) -> Operation:
+        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
+        width = self.layout.features[node.inputs[0]].width
+        rows, columns = (1, *node.factor)[-2:]
+        steps = (1, rows * columns) if node.channels_first else (output.channels, 1)
+        numbers = ", ".join(map(str, (width, rows, columns, *steps)))
+        calls = (
+            *_clear(number, output),
+            f"ss_pixel_shuffle(&layer_{home}, &layer_{number}, {numbers});",
+        )
+        return Operation(number, (number,), (home,), calls, "channels as pixels")
 
     def _elementwise(self, number: int, node: nodes.Add | Subtract | nodes.Flatten) -> Operation:
         homes = tuple(self._home(name) for name in node.inputs)

@@ -139,6 +139,29 @@ static inline void ss_take(const ss_features *in, const ss_features *out, int32_
     }
 }
 
+/* Puts the channels of each place as rows x columns pixels; `phase` and `step` are the distances
+ * of the channels of two such pixels, and of two channels of one. */
+static inline void ss_pixel_shuffle(const ss_features *in, const ss_features *out, int32_t width,
+                                    int32_t rows, int32_t columns, int32_t phase, int32_t step) {
+    int32_t values[SS_BLOCK];
+    for (int32_t place = 0; place < out->places; place++) {
+        const int32_t y = place / (width * columns), x = place % (width * columns);
+        const int32_t from = y / rows * width + x / columns;
+        const int32_t first = (y % rows * columns + x % columns) * phase;
+        for (int32_t channel = 0; channel < out->channels; channel += SS_BLOCK) {
+            const int32_t count = ss_min(SS_BLOCK, out->channels - channel);
+            if (step == 1) {
+                ss_get_row(in, from, first + channel, count, values);
+            } else {
+                for (int32_t c = 0; c < count; c++) {
+                    values[c] = ss_at(in, from, first + (channel + c) * step);
+                }
+            }
+            ss_put_row(out, place, channel, count, values);
+        }
+    }
+}
+
 /* Reorders to channel by channel, as the channels of one place. */
 static inline void ss_flatten(const ss_features *in, const ss_features *out) {
     for (int32_t channel = 0; channel < in->channels; channel++) {
