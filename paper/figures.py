@@ -1,50 +1,92 @@
-"""Figures: the paper's panels, its schedules, final accuracies, and what explains their variance.
+"""Figures, by plotly: the paper's panels, its schedules, final accuracies, and what explains their
+variance.
 
 A figure is named after its study and what it shows, such as ``cifar10-static-random``.
 """
 
-import io
-import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import html
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from math import ceil, isfinite
 from typing import Any
 
 import numpy as np
 
-from paper import panels
-from paper.design import FREEDOMS
-from paper.mean import Mean, mean_of
-from paper.panels import PANELS
+from paper.accuracies import draw_accuracies, draw_variances, freedom_facets, setting_facets
+from paper.look import COLOURS, GREY, blank, clean, words
+from paper.mean import FEWEST
 from paper.studies import (
+    DYNAMIC,
     SHARED,
+    STATIC,
     Study,
     counted,
+    curve_of,
     distinguishing,
+    drop_of,
     repetitions_of,
     select,
     studies,
 )
 from paper.tables import Training
-from paper.variance import BLOCKS, FOLDS, Share, Variance, explained, tabled
+from paper.variance import BLOCKS, explained
+from softstair import Schedule
 from softstair._errors import import_extra
 from softstair.models import DEFAULTS
+from softstair.schedule import POWERS, Interval
 
+DASHES = {"homogeneous": "solid", "progressive": "dot", "none": "solid"}
 LAYERS = {"vgg8": 7, "dscnn": 9, "digits": 3}
 """Number of quantised layers of each network."""
-FACETS = (
-    ("static", "forward"),
-    ("static", "noise"),
-    ("dynamic", "forward"),
-    ("dynamic", "interval"),
-    ("dynamic", "power"),
-    ("dynamic-expectation", "noise"),
+BY_DEPTH: tuple[Interval, ...] = ("partition", "same_start", "overlapped", "same_end")
+"""From the interval that anneals the layers near the input first to the one that does so last."""
+WARM_UP = 0.1
+"""Fraction of the epochs at the start that may lie below the vertical range."""
+MOST_POINTS = 200
+"""Points of a line, of which a page has hundreds."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the paper's plots; ``noise`` is None for static noise, which shows all families."""
+
+    forward: str
+    noise: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"dynamic-{self.forward}-{self.noise}" if self.noise else f"static-{self.forward}"
+
+    @property
+    def title(self) -> str:
+        return f"{f'dynamic {self.noise}' if self.noise else 'static'} noise, {self.forward}"
+
+    def trainings(self, study: Study) -> list[Training]:
+        """Return those of a study that it shows."""
+        if self.noise is None:
+            return select(study.trainings, {**STATIC, "forward": self.forward})
+        fixed = {**DYNAMIC, "noise": self.noise, "forward": self.forward}
+        chosen = select(study.trainings, fixed)
+        return [training for training in chosen if training.settings["interval"] != "none"]
+
+
+PANELS: tuple[Panel, ...] = tuple(
+    dict.fromkeys(
+        [
+            Panel("random"),
+            Panel("mode"),
+            *(Panel("expectation", noise) for noise in COLOURS["noise"]),
+            Panel("random", "uniform"),
+            Panel("mode", "uniform"),
+            # Those that the paper does not have.
+            *map(Panel, COLOURS["forward"]),
+            *(Panel(*pair) for pair in product(COLOURS["forward"], COLOURS["noise"])),
+        ]
+    )
 )
-"""Block and degree of freedom of each facet of a study."""
-MAIN_EFFECT, OTHER_EFFECT = "#4c8cc4", "#a6a6a6"
-TITLE_WIDTH = 74
-"""Characters that fit into one line of a title."""
+"""All panels, the paper's panels of CIFAR-10 first, in its order."""
 
 
 def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
@@ -64,53 +106,32 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
         if facets := setting_facets(rivals, fields[title]):
             name = f"{rivals[0].data}-{rivals[0].scale}-final-accuracy-by-setting"
             heading = f"{title}: final accuracy by setting"
-            varied[re.sub(r"[^\w.]+", "-", name)] = partial(draw_accuracies, heading, facets)
+            varied[_file_name(name)] = partial(draw_accuracies, heading, facets)
     for study in every:
-        is_only = len(by_title[study.title]) == 1
         settings, names = study.trainings[0].settings, fields[study.title]
-        caption = ", ".join(f"{panels.words(name)} {settings[name]}" for name in names)
-        scales = {other.scale for other in every if other.data == study.data}
-        full_caption = ", ".join(filter(None, [study.scale if len(scales) > 1 else "", caption]))
+        caption = ", ".join([study.title, *(f"{words(name)} {settings[name]}" for name in names)])
         # They show validation accuracy.
         for panel in PANELS if study.is_validated else ():
             # Where studies differ in a setting, a panel with one line says less than that figure.
-            shown = panels.trainings_of(study, panel)
-            if shown and (is_only or len(repetitions_of(shown)) > 1):
-                name = f"{study.name}-{panel.name}"
-                drawers[name] = partial(panels.draw_panel, study, panel, full_caption)
+            shown = panel.trainings(study)
+            if shown and (len(by_title[study.title]) == 1 or len(repetitions_of(shown)) > 1):
+                drawers[f"{study.name}-{panel.name}"] = partial(draw_panel, study, panel, caption)
         if facets := freedom_facets(study):
-            heading = f"{study.title}: final accuracy by degree of freedom"
-            name = f"{study.name}-final-accuracy"
             order = varied if len(facets) == 1 else drawers
-            order[name] = partial(draw_accuracies, heading, facets, caption)
+            heading = f"{caption}: final accuracy by degree of freedom"
+            order[f"{study.name}-final-accuracy"] = partial(draw_accuracies, heading, facets)
         shares = [explained(block, study.trainings) for block in BLOCKS.values()]
         if variances := [variance for variance in shares if variance]:
-            heading = f"{study.title}: what explains the variance of accuracy"
-            drawers[f"{study.name}-variance"] = partial(draw_variances, heading, variances, caption)
+            heading = f"{caption}: what explains the variance of accuracy"
+            drawers[f"{study.name}-variance"] = partial(draw_variances, heading, variances)
     for layers in dict.fromkeys(_layers(study) for study in every):
         name = "schedules" if layers == LAYERS["vgg8"] else f"schedules-{layers}-layers"
-        drawers[name] = partial(panels.draw_schedules, layers)
+        drawers[name] = partial(draw_schedules, layers)
     return varied | drawers
 
 
-def drawings(trainings: Iterable[Training]) -> dict[str, str]:
-    """Return every figure as the text of an SVG."""
-    return {name: rendered(make()) for name, make in figures(trainings).items()}
-
-
-def rendered(figure: Any) -> str:
-    """Return a figure as an SVG, the same text every time: no date and no random number."""
-    file = io.StringIO()
-    with (
-        import_extra("matplotlib").rc_context({"svg.hashsalt": "softstair"}),
-        warnings.catch_warnings(),
-    ):
-        # A figure of very few points may have no room to lay out: it is drawn all the same.
-        warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    # Paths in hundredths of a point take half the space, and look the same.
-    shorter = lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0])
-    return re.sub(r' d="[^"]*"', shorter, file.getvalue())
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in name)
 
 
 def _distinguishing(rivals: Sequence[Study]) -> list[str]:
@@ -127,201 +148,125 @@ def _layers(study: Study) -> int:
     return LAYERS.get(name, LAYERS["vgg8"])
 
 
-# Final accuracies as rows of points, and the shares of their variance as bars
+# Accuracy over the epochs
 
 
-@dataclass(frozen=True)
-class Facet:
-    """Trainings by the value of one field, and what they are in words."""
-
-    field: str
-    about: str
-    values: Mapping[str, Sequence[Training]]
-    means: Mapping[str, Mean]
-    """Mean of each value over a balanced block; empty where there is none."""
-
-
-def freedom_facets(study: Study) -> list[Facet]:
-    """Return a facet for each degree of freedom that has at least two values in a study."""
-    facets = []
-    for name, field in FACETS:
-        block = BLOCKS[name]
-        done = [unit for unit in select(study.trainings, block.fixed) if unit.is_done]
-        every = {value: select(done, {field: value}) for value in panels.COLOURS[field]}
-        values = {value: trainings for value, trainings in every.items() if trainings}
-        if len(values) < 2:
-            continue
-        about, means = block.about, dict[str, Mean]()
-        if (table := tabled(block, study.trainings)) is None:
-            about += "; combinations are missing, so there are no means"
-        elif field in table.factors:
-            axis = list(table.factors).index(field)
-            for index, value in enumerate(table.factors[field]):
-                accuracies = table.values.take(index, axis)
-                means[value] = mean_of(accuracies.reshape(-1, len(table.repetitions)).mean(0))
-        facets.append(Facet(field, about, values, means))
-    return facets
-
-
-def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Facet]:
-    """Return a facet for each of the fields that tell studies apart, such as learning rates; and
-    for each degree of freedom, if none has a facet in a study."""
-    done = [training for study in studies for training in study.trainings if training.is_done]
-    if not any(map(freedom_facets, studies)):
-        fields = [*fields, *FREEDOMS]
-    facets = []
-    for field in fields:
-        values = panels.in_order(
-            field, dict.fromkeys(training.settings[field] for training in done)
-        )
-        if len(values) > 1:
-            ordered = {value: select(done, {field: value}) for value in values}
-            others = [name for name in dict.fromkeys((*FREEDOMS, *fields)) if name != field]
-            means, about = _balanced_means(ordered, others)
-            facets.append(Facet(field, about, ordered, means))
-    return facets
-
-
-def draw_accuracies(heading: str, facets: Sequence[Facet], caption: str = "") -> Any:
-    """Draw a small point for each configuration, and a large one for the mean of each value."""
-    rows = [len(facet.values) for facet in facets]
-    height = 1.1 + sum(0.27 * count + 0.42 for count in rows)
-    figure, grid = _stacked(heading, caption, rows, height)
-    for axes, facet in zip(grid, facets, strict=True):
-        for row, (value, trainings) in enumerate(facet.values.items()):
-            colour = panels.COLOURS.get(facet.field, {}).get(value, panels.BLUE)
-            _draw_points(axes, row, trainings, colour)
-            if value in facet.means:
-                _draw_mean(axes, row, facet.means[value], colour)
-        _label_rows(axes, [panels.words(value) for value in facet.values])
-        _subtitle(axes, panels.words(facet.field), facet.about)
-    is_tested = next(iter(facets[0].values.values()))[0].fold == "all"
-    low, high = grid[-1].get_xlim()
-    grid[-1].set_xlim(max(low, 0), min(high, 100))
-    panels.note(
-        grid[-1],
-        f"{'test' if is_tested else 'validation'} accuracy in the end, in %\n"
-        "small: a configuration; large: their mean, with its 95 % interval (from three runs on)",
-    )
+def draw_panel(study: Study, panel: Panel, caption: str) -> Any:
+    """Draw a panel: validation accuracy by epoch, a line for each noise type or decay interval."""
+    shown = panel.trainings(study)
+    field = "interval" if panel.noise else "noise"
+    figure = blank(f"{caption}: {panel.title}")
+    # The folds of each line, in the order of the colours, homogeneous first.
+    parts = [(value, power) for value in COLOURS[field] for power in DASHES]
+    groups = {part: select(shown, {field: part[0], "power": part[1]}) for part in parts}
+    groups = {part: folds for part, folds in groups.items() if folds}
+    several = len({power for _, power in groups}) > 1
+    for (value, power), folds in groups.items():
+        name = words(value) + (f", {power}" if several else "")
+        figure.add_traces(curve_traces(folds, name, COLOURS[field][value], DASHES[power]))
+    if panel.noise:
+        # The expectation makes no sense under static noise, and is compared with the mode.
+        forward = "mode" if panel.forward == "expectation" else panel.forward
+        static = {**STATIC, "noise": panel.noise, "forward": forward}
+        if baseline := select(study.trainings, static):
+            figure.add_traces(curve_traces(baseline, f"static {forward}", GREY))
+    _fit_to_lines(figure)
+    _mark_drop(figure, shown)
+    counts = counted(*({run.repetition for run in folds} for folds in groups.values()))
+    figure.update_xaxes(title=f"epoch ({counts}; bands: 95 % interval, from {FEWEST} runs on)")
+    figure.update_yaxes(title="validation accuracy, %")
     return figure
 
 
-def draw_variances(heading: str, variances: Sequence[Variance], caption: str = "") -> Any:
-    rows = [len(variance.shares) for variance in variances]
-    height = 0.9 + sum(0.24 * count + 0.66 for count in rows)
-    figure, grid = _stacked(heading, caption, rows, height)
-    for axes, variance in zip(grid, variances, strict=True):
-        _draw_bars(axes, variance)
-    panels.note(
-        grid[-1], "share of the variance of final accuracy, in % (ω²; lines: 95 % interval)"
-    )
+def curve_traces(
+    trainings: Sequence[Training],
+    name: str,
+    colour: str,
+    dash: str = "solid",
+    metric: str = "valid_accuracy",
+    **look: Any,
+) -> list[dict[str, Any]]:
+    """Return the mean of repetitions over the epochs that all of them have, and its interval."""
+    curve, scale = curve_of(trainings, metric), 100 if metric.endswith("accuracy") else 1
+    kept = [*range(len(curve.epochs) - 1, -1, -ceil(len(curve.epochs) / MOST_POINTS))][::-1]
+    epochs = [int(curve.epochs[at]) for at in kept]
+    rounded = lambda values: [
+        round(scale * float(values[at]), 4) if isfinite(values[at]) else None for at in kept
+    ]
+    name, counts = html.escape(clean(name)), counted({run.repetition for run in trainings})
+    look = {"type": "scatter", "legendgroup": name, "name": name, **look}
+    line = {
+        **look,
+        "x": epochs,
+        "y": rounded(curve.mean),
+        "mode": "lines" if len(kept) > 1 else "markers",
+        "line": {"color": colour, "dash": dash, "width": 2},
+        "hovertemplate": f"{name}, epoch %{{x}}: %{{y:.2f}} ({counts})<extra></extra>",
+    }
+    if curve.margin is None or len(kept) < 2:
+        return [line]
+    most = 1.0 if scale == 100 else np.inf
+    ends = (curve.mean - curve.margin, curve.mean + curve.margin)
+    low, high = (rounded(np.clip(end, 0, most)) for end in ends)
+    band = {
+        **look,
+        "x": [*epochs, *epochs[::-1]],
+        "y": [*high, *low[::-1]],
+        "mode": "lines",
+        "line": {"width": 0},
+        "fill": "toself",
+        "fillcolor": colour,
+        "opacity": 0.15,
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
+    return [line, band]
+
+
+def _fit_to_lines(figure: Any) -> None:
+    """Fit the vertical axis to the means: the wide bands of few folds would flatten the lines."""
+    lines = [trace for trace in figure.data if trace.fill is None]
+    last = max(trace.x[-1] for trace in lines)
+    seen = [
+        y for trace in lines for x, y in zip(trace.x, trace.y, strict=True) if x > WARM_UP * last
+    ]
+    margin = max(0.12 * (max(seen) - min(seen)), 0.5)
+    figure.update_yaxes(range=[max(min(seen) - margin, 0), min(max(seen) + margin, 100)])
+
+
+def _mark_drop(figure: Any, trainings: Sequence[Training]) -> None:
+    """Mark where the learning rate drops, if that is the same epoch for all."""
+    done = [training for training in trainings if training.is_done]
+    drops = {drop_of(training) for training in done}
+    if len(drops) == 1 and (drop := drops.pop()) is not None:
+        factor = done[0].curve[drop].learning_rate / done[0].curve[0].learning_rate
+        note = {"annotation_text": f"learning rate × {factor:.2g}", "annotation_font_color": GREY}
+        figure.add_vline(drop + 0.5, line={"color": GREY, "width": 1, "dash": "dash"}, **note)
+
+
+def draw_schedules(layers: int) -> Any:
+    """Draw each layer's std over time, for four decay intervals and two power laws."""
+    graph = import_extra("plotly.graph_objects", "paper")
+    scale = import_extra("plotly.colors", "paper").sample_colorscale
+    colours = scale("Viridis", [0.88 * layer / max(1, layers - 1) for layer in range(layers)])
+    places = [*product(POWERS, BY_DEPTH)]
+    titles = [f"{words(interval)}, {power}" for power, interval in places]
+    shown = "std as a share of its first, from the input to the output"
+    figure = blank(f"Each layer's noise over time: {shown}", len(POWERS), len(BY_DEPTH), titles)
+    times = np.linspace(0, layers, 40 * layers + 1)
+    for number, (power, interval) in enumerate(places):
+        schedule = Schedule(layers, period=1, interval=interval, power=power, std0=1.0)
+        row, column = divmod(number, len(BY_DEPTH))
+        for layer, colour in enumerate(colours):
+            line = graph.Scatter(
+                x=times,
+                y=[schedule(layer, t)[1] for t in times],
+                name=f"layer {layer + 1}",
+                legendgroup=str(layer),
+                showlegend=not number,
+                # Widths tell lines that coincide apart: the first layer's is the widest.
+                line={"color": colour, "width": 1.2 + 0.4 * (layers - layer)},
+            )
+            figure.add_trace(line, row=row + 1, col=column + 1)
+    figure.update_xaxes(title="time in periods", row=len(POWERS))
     return figure
-
-
-def _balanced_means(
-    values: Mapping[str, Sequence[Training]], others: Sequence[str]
-) -> tuple[dict[str, Mean], str]:
-    """Return the mean of each value over the combinations of other fields, and the repetitions,
-    that all of them have; and how many those are."""
-    tables = {
-        value: {
-            (tuple(unit.settings[name] for name in others), unit.repetition): unit.accuracy
-            for unit in trainings
-        }
-        for value, trainings in values.items()
-    }
-    shared = set.intersection(*(set(table) for table in tables.values()))
-    cells = {cell for cell, _ in shared}
-    runs = [r for r in sorted({r for _, r in shared}) if all((c, r) in shared for c in cells)]
-    if not runs:
-        return {}, "no combination of the others has all of these, so there are no means"
-    means = {
-        value: mean_of(float(np.mean([table[cell, run] for cell in cells])) for run in runs)
-        for value, table in tables.items()
-    }
-    plural = "" if len(cells) == 1 else "s"
-    return means, f"{len(cells)} combination{plural} of the others, {counted(runs)}"
-
-
-def _stacked(heading: str, caption: str, rows: Sequence[int], height: float) -> tuple[Any, Any]:
-    """Return a figure and its axes, one above the other, each with so many rows."""
-    figure = panels.blank(7.0, height)
-    first = heading if len(heading) <= TITLE_WIDTH else heading.replace(": ", ":\n", 1)
-    panels.title(figure, "\n".join(filter(None, [first, caption])))
-    grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)
-    return figure, grid[:, 0]
-
-
-def _draw_points(axes: Any, row: int, trainings: Sequence[Training], colour: str) -> None:
-    means = [each.accuracy for each in repetitions_of(trainings)]
-    accuracies = [100 * mean.value for mean in means if mean]
-    # The generator is seeded, so that a figure has the same bytes every time.
-    heights = row + np.random.default_rng(0).uniform(-0.24, 0.24, len(accuracies))
-    axes.scatter(accuracies, heights, s=15, color=colour, alpha=0.45, linewidth=0, clip_on=False)
-
-
-def _draw_mean(axes: Any, row: int, mean: Mean, colour: str) -> None:
-    if mean.margin is not None:
-        _draw_interval(axes, row, *mean.bounds)
-    place = [100 * mean.value], [row]
-    axes.scatter(*place, s=44, color=colour, edgecolor=panels.INK, zorder=3, clip_on=False)
-    _write_beside(axes, row, str(mean))
-
-
-def _draw_interval(axes: Any, row: int, low: float | None, high: float | None) -> None:
-    if low is not None and high is not None:
-        ends = (100 * max(low, 0), 100 * min(high, 1))
-        axes.plot(
-            ends, (row, row), color=panels.INK, linewidth=1.3, solid_capstyle="butt", zorder=2.5
-        )
-
-
-def _write_beside(axes: Any, row: int, text: str) -> None:
-    style = {"va": "center_baseline", "color": panels.INK, "annotation_clip": False}
-    panels.annotate(axes, text, (1, row), ("axes fraction", "data"), (8, 0), **style)
-
-
-def _draw_bars(axes: Any, variance: Variance) -> None:
-    size = lambda share: share.eta if share.omega is None else share.omega
-    ordered: list[Share] = sorted(variance.shares[:-1], key=size, reverse=True)
-    rest = variance.shares[-1]
-    for row, share in enumerate(ordered):
-        is_main = len(share.term) == 1 and share.term != (FOLDS,)
-        colour = MAIN_EFFECT if is_main else OTHER_EFFECT
-        axes.barh(row, 100 * size(share), height=0.6, color=colour)
-        _draw_interval(axes, row, share.low, share.high)
-        _write_beside(axes, row, str(share))
-    _label_rows(axes, [" × ".join(map(panels.words, share.term)) for share in ordered])
-    axes.set_xlim(0, 100)
-    cells = variance.table.values[..., 0].size
-    count = f"{cells} combinations on {counted(variance.table.repetitions)}"
-    left = f"{100 * rest.eta:.1f} % is none of these" if rest.freedom else "no rest, so η² alone"
-    about = f"{count}; their std is {100 * variance.std:.1f} points; {left}"
-    factors = " × ".join(map(panels.words, variance.table.factors))
-    _subtitle(axes, factors, f"{variance.block.about}\n{about}")
-
-
-def _label_rows(axes: Any, names: Sequence[str]) -> None:
-    panels.clean(axes)
-    axes.grid(visible=False, axis="y")
-    axes.grid(axis="x", color=panels.LIGHT, linewidth=0.6)
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.45, -0.55)
-
-
-def _subtitle(axes: Any, name: str, about: str) -> None:
-    """Write a name, and in grey what is shown, from the left edge of the figure."""
-    first, *rest = about.split("\n")
-    # An empty title reserves the space: the layout ignores what crosses the edge of the axes.
-    axes.set_title("\n".join(" " for _ in (first, *rest)), fontsize=9.5)
-    place = ("figure fraction", "axes fraction")
-    write = partial(panels.annotate, axes, annotation_clip=False)
-    style = {"fontsize": 9.5, "fontweight": "bold", "color": panels.INK}
-    bold = write(name, (0.012, 1), place, (0, 4 + 12 * len(rest)), **style)
-    texts = [bold, write(first, (1, 0), bold, (6, 0), va="bottom")]
-    if rest:
-        texts.append(write("\n".join(rest), (0, 0), bold, (0, -3), va="top"))
-    for text in texts:
-        text.set_in_layout(False)

@@ -150,12 +150,6 @@ def run(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> A
 
 
 @pytest.fixture
-def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without figures, which take most of the time of `python -m paper report`."""
-    monkeypatch.setattr("paper.figures.drawings", lambda trainings: {})
-
-
-@pytest.fixture
 def blank_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """`softstair train` with an empty picture: to draw it takes as long as a short training."""
     monkeypatch.setattr("softstair.cli.train._draw", lambda metrics, title, out: out.touch())

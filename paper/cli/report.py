@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from paper import figures, report
+from paper import report
 from paper.claims import judged
-from paper.report.lines import gather
-from softstair._files import output_file, write
+from paper.figures import figures
+from softstair._files import output_file
 from softstair.cli._args import argument, flag
 from softstair.cli._output import plural
 
@@ -25,22 +25,21 @@ class Command:
 
     folders: tuple[Path, ...] = argument("DIR", "Folders of run directories, or tables.")
     out: Path = flag(Path("report.html"), "Page to write (.html).")
-    figures: Path | None = flag(None, "Folder to write the paper's figures to, as SVG.")
+    figures: Path | None = flag(None, "Folder to write the figures to, a page each.")
     title: str | None = flag(None, "Title of the page (default: names the data sets).")
 
     def run(self) -> int:
         with output_file(self.out, "out", (".html", ".htm")) as page:
-            trainings, skipped = gather(self.folders)
+            trainings, skipped = report.gather(self.folders)
             if self.figures is not None:
                 self.figures.mkdir(parents=True, exist_ok=True)
             data = {training.recipe.data for training in trainings}
             findings = [finding for finding in judged(trainings) if finding.data in data]
-            drawings = figures.drawings(trainings)
-            report.write(trainings, page, findings, drawings, self.title)
+            report.write(trainings, page, findings, self.title)
             size = page.stat().st_size
             if self.figures is not None:
-                for name, drawing in drawings.items():
-                    write(self.figures / f"{name}.svg", drawing)
+                for name, draw in figures(trainings).items():
+                    draw().write_html(self.figures / f"{name}.html", include_plotlyjs="directory")
         for path in skipped:
             print(f"{str(path)!r} is not a table of trainings; skipped.")
         units = plural(len(trainings), "unit")

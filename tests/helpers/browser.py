@@ -19,9 +19,6 @@ from paper.tables import Epoch, Training
 from softstair.train.recipe import Recipe
 
 HOSTILE = '</script><img src=x onerror="window.hurt=1">\u2028&amp;<!--\u202e\udcff'
-DRAWING = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><style>*{fill:red}</style></svg>'
-)
 
 
 def claim(title: str, says: str, verdict: str, measured: str) -> Any:

@@ -1,23 +1,25 @@
-"""The report in a browser: it opens in silence, and what it shows is what was measured."""
+"""The page of the report: what it holds, nothing from outside, and how it opens in a browser."""
 
-import contextlib
+import datetime
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from plotly import graph_objects
 from scipy import stats
 
-from helpers.browser import CLAIMS, DRAWING, HOSTILE, Visit, begun, chromium, claim, made_up, twin
-from helpers.made import changed, one_setting
-from paper import report
-from paper.tables import Training
-
-Opened = Callable[[list[Training]], contextlib.AbstractContextManager[Visit]]
+from helpers.browser import CLAIMS, HOSTILE, Visit, begun, chromium, made_up, twin
+from helpers.made import changed, one_setting, varied
+from paper import load, report
+from paper.look import GREY
+from paper.mean import mean_of
+from paper.report import METRICS, draw_curves, studies_of
+from paper.studies import best_of, repetitions_of
+from paper.tables import Training, write
+from softstair.train.records import RunError
 
 
 @pytest.fixture(scope="module")
@@ -25,395 +27,204 @@ def trainings() -> list[Training]:
     return made_up()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as program:
-        yield program
+def curves(trainings: list[Training]) -> list[graph_objects.Figure]:
+    """The charts of the page; plotly itself refuses what is not valid."""
+    groups = studies_of(repetitions_of(trainings))
+    return [graph_objects.Figure(draw_curves(name, lines)) for name, lines in groups.items()]
 
 
-@pytest.fixture(scope="module")
-def file(trainings: list[Training], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    report.write(trainings, path, CLAIMS, {"Static schedules": DRAWING})
-    return path
+def rows_of(page: str, table: str) -> list[list[str]]:
+    body = page.partition(f'id="{table}-table"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("</tr>")]
+    return [row for row in cells if row]
 
 
-@pytest.fixture
-def visit(browser: Any, file: Path) -> Iterator[Visit]:
-    with Visit(browser, file) as visit:
-        yield visit
+def test_it_opens_on_a_desktop_and_a_phone_and_asks_for_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    report.write([*made_up(epochs=10, folds=2, most=6)], file, CLAIMS)
+    with chromium() as browser:
+        for width in (1280, 390):
+            with Visit(browser, file, width) as visit:
+                charts = visit.page.locator(".js-plotly-plot .main-svg:first-child")
+                assert charts.count() > 3
+                assert visit.page.locator(".claims li").count() == 4
+                assert charts.first.bounding_box()["width"] > 300
+                first = visit.page.locator("#configurations-table tbody tr").first
+                best = first.inner_text()
+                visit.page.click("#configurations-table th:nth-child(2)")
+                assert first.inner_text() != best  # sorted the other way
+                visit.check()
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    few = [replace(each, configuration=HOSTILE) for each in made_up(epochs=4, most=1)]
+    text = report.page(few, tmp_path, title=HOSTILE)
+    assert "<img" not in text
+    assert text.count("</script><img") == 0
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    with chromium() as browser, Visit(browser, tmp_path / "page.html") as visit:
+        assert visit.page.evaluate("window.hurt") is None
         visit.check()
 
 
-@pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Opened:
-    """A function that opens the page of trainings, and checks it in the end."""
-
-    @contextlib.contextmanager
-    def open_page(trainings: list[Training]) -> Iterator[Visit]:
-        report.write(trainings, tmp_path / "page.html")
-        with Visit(browser, tmp_path / "page.html") as visit:
-            yield visit
-            visit.check()
-
-    return open_page
-
-
-def names_in(visit: Visit, table: str) -> list[str]:
-    rows = visit.page.locator(f"#{table} tbody tr:visible .name")
-    return [text.strip() for text in rows.all_inner_texts()]
-
-
-def lines_of(visit: Visit) -> list[dict[str, Any]]:
-    return json.loads(visit.page.locator("#data").text_content())["lines"]
-
-
-def drawn(visit: Visit) -> set[str]:
-    numbers = visit.page.locator(".chart .line").evaluate_all(
-        "all => all.map(line => Number(line.dataset.line))"
-    )
-    lines = lines_of(visit)
-    return {lines[number]["name"] for number in numbers}
+@pytest.mark.parametrize("metric", METRICS)
+def test_means_and_intervals_are_those_of_scipy(trainings: list[Training], metric: str) -> None:
+    (figure,) = curves(trainings)
+    assert {trace.legendgroup for trace in figure.data} == {
+        "same start", "same end", "partition", "overlapped", "static",
+    }  # fmt: skip
+    scale = 100 if "accuracy" in metric else 1
+    start = 64 * list(METRICS).index(metric)
+    lines = repetitions_of(trainings)
+    pairs = [figure.data[at : at + 2] for at in range(start, start + 64, 2)]
+    for (line, band), own in zip(pairs, lines, strict=True):
+        values = np.array([[getattr(e, metric) for e in unit.curve] for unit in own.trainings])
+        half = scale * stats.t.ppf(0.975, len(values) - 1) * stats.sem(values, axis=0)
+        mean = scale * values.mean(0)
+        np.testing.assert_allclose(line.y, mean, atol=6e-5)
+        most = 100 if scale == 100 else np.inf
+        expected = np.clip([mean + half, (mean - half)[::-1]], 0, most).ravel()
+        np.testing.assert_allclose(band.y, expected, atol=6e-5)
+        assert line.visible is (metric == "valid_accuracy")
+        assert own.name in line.hovertemplate
 
 
-def point_at(visit: Visit, number: int, share: float) -> None:
-    """Move the mouse over a chart, at a share of its width."""
-    chart = visit.page.locator(".chart").nth(number)
-    chart.scroll_into_view_if_needed()
-    box = chart.bounding_box()
-    visit.page.mouse.move(box["x"] + share * box["width"], box["y"] + 60)
+def test_a_menu_shows_one_metric_at_a_time(trainings: list[Training]) -> None:
+    (figure,) = curves(trainings)
+    buttons = figure.layout.updatemenus[0].buttons
+    assert [button.label for button in buttons] == [*METRICS.values()]
+    for number, button in enumerate(buttons):
+        shown = [at for at, is_shown in enumerate(button.args[0]["visible"]) if is_shown]
+        assert shown == [*range(64 * number, 64 * number + 64)]
+    columns = [note.text for note in figure.layout.annotations]
+    assert columns == ["expectation", "mode", "random"]
 
 
-def press(visit: Visit, field: str, value: str) -> None:
-    visit.page.click(f'[data-field="{field}"][data-value="{value}"]')
+def test_folds_that_are_not_done_count_only_until_one_is(trainings: list[Training]) -> None:
+    first, second = trainings[0], begun(trainings[1], 20)
+    text = report.page([first, second], Path())
+    assert "1 of 2 done" in text
+    assert rows_of(text, "configurations")[0][4] == "1 of 2"
+    assert [row[4] for row in rows_of(text, "runs")] == ["50", "20 of 50"]
+    assert len(curves([first, second])[0].data[0].x) == 50
+    assert len(curves([begun(first, 50), second])[0].data[0].x) == 20
 
 
-@pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("width", [1280, 390])
-def test_it_opens_in_silence_and_fits(browser: Any, file: Path, width: int) -> None:
-    with Visit(browser, file, width) as visit:
-        page = visit.page
-        assert page.locator(".chart").count() == 3
-        assert page.locator(".claim").count() == 4
-        assert page.locator(".chart").last.bounding_box()["width"] > 300
-        assert page.locator(".figures img").evaluate("image => image.naturalWidth") > 0
-        # No text is cut.
-        texts = page.locator(".entry, .chip, .facts dd, .claim p, .panel figcaption, th, td")
-        cut = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).length"
-        assert texts.evaluate_all(cut) == 0
-        page.emulate_media(color_scheme="dark")
-        shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert shade == "rgb(18, 21, 27)"
-        visit.check()
-
-
-@pytest.mark.nightly
-def test_filters_leave_what_they_say(visit: Visit, trainings: list[Training]) -> None:
-    names = {training.configuration for training in trainings}
-    assert drawn(visit) == names == set(names_in(visit, "configurations-table"))
-    press(visit, "interval", "partition")
-    partition = {name for name in names if "partition" in name}
-    assert drawn(visit) == partition == set(names_in(visit, "configurations-table"))
-    assert sorted(names_in(visit, "runs-table")) == sorted([*partition] * 3)
-    assert "6 of 32" in visit.page.inner_text("#count")
-    press(visit, "interval", "none")
-    press(visit, "forward", "mode")
-    assert drawn(visit) == {n for n in names if "mode" in n and ("partition" in n or "static" in n)}
-    press(visit, "noise", "logistic")
-    press(visit, "interval", "none")
-    assert drawn(visit) == set()
-    assert "Nothing to draw" in visit.page.inner_text("#panels")
-    visit.page.click("text=clear filters")
-    assert drawn(visit) == names
-
-
-def test_pointing_shows_the_numbers(visit: Visit, trainings: list[Training]) -> None:
-    tip = visit.page.locator("#tip")
-    lines = lines_of(visit)
-    for share in (0.3, 0.95):
-        point_at(visit, 1, share)
-        epoch = int(re.search(r"epoch (\d+)", tip.inner_text())[1])
-        assert abs(epoch - 50 * share) < 8
-        rows = tip.locator("tr").all()
-        assert len(rows) == 10
-        means = []
-        for row in rows:
-            name = lines[int(row.get_attribute("data-line"))]["name"]
-            mean, half = row.locator(".number").all_inner_texts()
-            assert "-mode-" in name
-            own = [one for one in trainings if one.configuration == name]
-            values = [training.curve[epoch - 1].valid_accuracy for training in own]
-            assert float(mean) == pytest.approx(100 * np.mean(values), abs=0.0051)
-            margin = stats.t.ppf(0.975, 2) * stats.sem(values)
-            assert float(half.strip(" ±")) == pytest.approx(100 * margin, abs=0.0051)
-            means.append(float(mean))
-        assert means == sorted(means, reverse=True)
-    visit.page.mouse.move(5, 5)
-    assert not tip.is_visible()
-
-
-@pytest.mark.nightly
-def test_keys_read_a_chart_too(visit: Visit, trainings: list[Training]) -> None:
-    keyboard = visit.page.keyboard
-    visit.page.locator("#legend button").last.focus()
-    keyboard.press("Tab")
-    reading = lambda: visit.page.inner_text("#reading")
-    assert reading().startswith("epoch 50, ")
-    keyboard.press("ArrowLeft")
-    keyboard.press("Shift+ArrowLeft")
-    at_39: dict[str, list[float]] = {}
-    for training in trainings:
-        if "-expectation-" in training.configuration:
-            at_39.setdefault(training.configuration, []).append(training.curve[38].valid_accuracy)
-    lowest, second, *_ = sorted(np.mean(values) for values in at_39.values())
-    for _ in range(9):
-        keyboard.press("ArrowDown")
-    assert reading().startswith("epoch 39, same end · ")
-    assert reading().endswith(f": {100 * lowest:.2f} percent")
-    keyboard.press("ArrowUp")
-    assert reading().endswith(f": {100 * second:.2f} percent")
-    keyboard.press("Escape")
-    assert not visit.page.locator("#tip").is_visible()
-
-
-@pytest.mark.nightly
-def test_the_legend_switches_lines(visit: Visit) -> None:
-    before = drawn(visit)
-    entry = visit.page.locator(".entry", has_text="partition, progressive")
-    entry.click()
-    gone = before - drawn(visit)
-    assert len(gone) == 3
-    assert all(name.endswith("partition-progressive") for name in gone)
-    assert len(names_in(visit, "configurations-table")) == 32
-    assert entry.get_attribute("aria-pressed") == "false"
-    entry.press("Enter")
-    assert drawn(visit) == before
-
-
-def test_colours_and_dots_are_those_of_the_papers_captions(visit: Visit) -> None:
-    look = "all => all.map(line => [line.dataset.line, line.getAttribute('color'), line.classList])"
-    lines = lines_of(visit)
-
-    def check(part: str, colours: dict[str, str]) -> None:
-        seen = set()
-        for number, colour, classes in visit.page.locator(".chart .line").evaluate_all(look):
-            name = lines[int(number)]["name"]
-            assert ("dotted" in classes.values()) is name.endswith("progressive")
-            words = set(name.split("-")) & set(colours) if part in name else {"grey"}
-            assert [colour] == [f"var(--{colours.get(word, word)})" for word in words]
-            seen |= words
-        assert seen - {"grey"} == set(colours)
-
-    intervals = ("same_start", "same_end", "partition", "overlapped")
-    check("-std-", dict(zip(intervals, ("green", "red", "yellow", "blue"), strict=True)))
-    # Where static noises alone are compared, colours tell the noises.
-    press(visit, "interval", "none")
-    noises = ("uniform", "triangular", "normal", "logistic")
-    check("-static", dict(zip(noises, ("blue", "green", "red", "yellow"), strict=True)))
-
-
-@pytest.mark.nightly
-def test_colours_show_the_setting_that_was_varied(opened: Opened) -> None:
-    with opened(one_setting()) as visit:
-        labels = visit.page.locator("#legend button").all_inner_texts()
-        assert labels == ["0.001", "0.01", "0.1"]
-        paths = visit.page.locator(".chart path.line[data-line]")
-        assert len(set(paths.evaluate_all("all => all.map(one => one.getAttribute('color'))"))) == 3
-
-
-@pytest.mark.nightly
-def test_another_metric_and_other_panels(visit: Visit, trainings: list[Training]) -> None:
-    page = visit.page
-    page.select_option("#choose-columns", "")
-    assert "Too many lines for bands" in page.inner_text(".hint")
-    page.uncheck("#bands")
-    assert page.locator(".hint, .band:not([d=''])").count() == 0
-    page.select_option("#choose-metric", "valid_loss")
-    page.select_option("#choose-columns", "noise")
-    page.select_option("#choose-rows", "forward")
-    captions = page.locator(".panel figcaption").all_inner_texts()
-    assert len(captions) == 9
-    assert captions[:2] == ["expectation, noise uniform", "mode, noise uniform"]
-    point_at(visit, 2, 0.97)
-    assert page.locator("#tip tr").count() == 1
-    name = "triangular-mode-static"
-    values = [one.curve[-1].valid_loss for one in trainings if one.configuration == name]
-    assert page.locator("#tip .number").first.inner_text() == f"{np.mean(values):.4f}"
-    assert name in page.inner_text("#tip")
-
-
-@pytest.mark.nightly
-def test_tables_sort(visit: Visit) -> None:
-    table = visit.page.locator("#configurations-table")
-    values = lambda column: table.locator(f"tbody td:nth-child({column})").evaluate_all(
-        "all => all.map(cell => Number(cell.dataset.value))"
-    )
-    head = table.locator("th", has_text="validation")
-    assert values(2) == sorted(values(2), reverse=True)
-    head.locator("button").click()
-    assert head.get_attribute("aria-sort") == "ascending"
-    assert values(2) == sorted(values(2))
-    time = table.locator("th", has_text="time")
-    time.locator("button").click()
-    assert time.get_attribute("aria-sort") == "descending"
-    assert head.get_attribute("aria-sort") == "none"
-    assert values(6) == sorted(values(6), reverse=True)
-    table.locator("th", has_text="configuration").locator("button").press("Enter")
-    names = [name.replace("_", " ") for name in names_in(visit, "configurations-table")]
-    assert names == sorted(names)
-
-
-@pytest.mark.nightly
-def test_a_name_keeps_its_line_in_view(visit: Visit) -> None:
-    row = visit.page.locator("#configurations-table tbody tr").first
-    button = row.locator(".name button")
-    button.click()
-    assert button.get_attribute("aria-pressed") == "true"
-    strong = visit.page.locator(".chart .line.strong")
-    assert strong.get_attribute("data-line") == row.get_attribute("data-line")
-    assert visit.page.locator(".chart .fold").count() == 3
-    button.click()
-    assert strong.count() == 0
-
-
-@pytest.mark.nightly
-def test_every_run_shows_its_configuration(visit: Visit, trainings: list[Training]) -> None:
-    visit.page.click('#runs-table a[href="#run-5"]')
-    dialog = visit.page.locator("#recorded")
-    assert json.loads(dialog.locator("pre").inner_text()) == dict(trainings[5].settings)
-    assert f"{trainings[5].configuration}, fold 2" in dialog.inner_text()
-    visit.page.keyboard.press("Escape")
-    assert not dialog.is_visible()
-
-
-@pytest.mark.nightly
-def test_a_finger_reads_a_chart(browser: Any, file: Path) -> None:
-    with Visit(browser, file, 390, has_touch=True, is_mobile=True) as visit:
-        chart = visit.page.locator(".chart").first
-        chart.scroll_into_view_if_needed()
-        box = chart.bounding_box()
-        visit.page.touchscreen.tap(box["x"] + 200, box["y"] + 80)
-        place = visit.page.locator("#tip").bounding_box()
-        assert place["x"] >= 0
-        assert place["x"] + place["width"] <= 390
-        assert place["y"] >= box["y"] + box["height"] - 1
-        visit.page.locator("#curves h2").tap()
-        assert not visit.page.locator("#tip").is_visible()
-        visit.check()
-
-
-def test_without_scripts_claims_and_tables_are_there(browser: Any, file: Path) -> None:
-    with Visit(browser, file, 390, java_script_enabled=False) as visit:
-        signs = ["✓ holds", "◐ holds in part", "✗ does not hold", "– not tested"]
-        assert visit.page.locator(".badge").all_inner_texts() == signs
-        assert len(names_in(visit, "configurations-table")) == 32
-        assert len(names_in(visit, "runs-table")) == 96
-        assert not visit.page.locator("#explorer").is_visible()
-        assert "scripts are off" in visit.page.inner_text("#curves")
-
-
-@pytest.mark.nightly
-def test_single_epochs_are_dots_and_folds_lines(opened: Opened, trainings: list[Training]) -> None:
-    uneven = [begun(trainings[0], 50), begun(trainings[1], 1)]
-    with opened(uneven) as visit:
-        page = visit.page
-        chart = page.locator(".chart").bounding_box()
-        dot = page.locator(".chart .spot").last.bounding_box()
-        assert dot["width"] >= 8
-        assert dot["x"] > chart["x"]
-        fold = page.locator(".chart .fold")
-        assert fold.count() == 1
-        assert fold.bounding_box()["width"] > 0.8 * chart["width"]
-        uneven_hint, no_bands = page.locator(".hint").all_inner_texts()
-        assert "means are of the epochs that all have (1 of 50)" in uneven_hint
-        assert no_bands == "No 95 % interval: it takes three folds."
-    with opened([begun(one, 1) for one in trainings[:3]]) as visit:
-        assert visit.page.locator(".chart .spot").count() == 1
-        assert visit.page.locator(".hint").count() == 0
-        visit.page.locator(".chart").hover()
-        assert "epoch 1 " in visit.page.inner_text("#tip")
-
-
-@pytest.mark.nightly
-def test_a_float_twin_has_a_look_of_its_own(opened: Opened, trainings: list[Training]) -> None:
-    with opened([*trainings, twin(trainings[0])]) as visit:
-        page = visit.page
-        assert page.locator(".entry").all_inner_texts()[-2:] == ["static", "float"]
-        dashed = page.locator(".chart .line.dashed")
-        assert dashed.count() == page.locator(".chart").count() == 3
-        row = page.locator("#configurations-table tr", has_text="float").first
-        assert row.locator("td.missing").count() == 5
-        page.locator(".entry", has_text="float").click()
-        assert dashed.count() == 0
-        assert len(drawn(visit)) == 32
-        page.locator(".entry", has_text="float").click()
-        press(visit, "forward", "mode")
-        assert "float" not in drawn(visit)
-        page.click("text=clear filters")
-        press(visit, "weights", "float")
-        assert drawn(visit) == {"float"}
-
-
-@pytest.mark.nightly
-def test_a_study_has_panels_of_its_own(opened: Opened, trainings: list[Training]) -> None:
-    longer = made_up("paper-svhn", epochs=60)
-    with opened([*trainings, *longer]) as visit:
-        page = visit.page
-        assert page.locator(".panel figcaption").all_inner_texts() == [
-            f"SVHN, {epochs} epochs, forward {name}"
-            for epochs in (50, 60)
-            for name in ("expectation", "mode", "random")
-        ]
-        # Eight dynamic lines in each panel, and four static ones but for expectation.
-        counts = [chart.locator(".line").count() for chart in page.locator(".chart").all()]
-        assert counts == [8, 12, 12] * 2
-        press(visit, "study", "SVHN, 60 epochs")
-        assert page.locator(".chart").count() == 3
-        assert "32 of 64" in page.inner_text("#count")
-
-
-@pytest.mark.nightly
-def test_bands_end_at_100_percent(opened: Opened, trainings: list[Training]) -> None:
-    scaled = []
-    for training, top in zip(trainings[:3], (0.2, 0.7, 1.05), strict=True):
-        curve = [replace(e, valid_accuracy=top * e.valid_accuracy) for e in training.curve]
-        scaled.append(replace(training, curve=tuple(curve)))
-    with opened(scaled) as visit:
-        outline = visit.page.locator(".chart .band").get_attribute("d")
-        heights = [float(height) for height in re.findall(r"[ML][\d.-]+ ([\d.-]+)", outline)]
-        ticks = visit.page.locator(".chart .tick").evaluate_all(
-            "all => all.filter(one => one.textContent.endsWith('%'))"
-            ".map(one => [Number(one.getAttribute('y')) - 4, parseFloat(one.textContent)])"
-        )
-        assert len(ticks) >= 5
-        (low_at, low), (high_at, high) = ticks[0], ticks[-1]
-        values = [low + (at - low_at) / (high_at - low_at) * (high - low) for at in heights]
-        assert (min(values), max(values)) == pytest.approx((0, 100), abs=0.3)
-
-
-def test_hostile_names_are_text(browser: Any, tmp_path: Path) -> None:
+def test_it_says_when_and_with_what(tmp_path: Path, trainings: list[Training]) -> None:
+    versions = {"softstair": "9.8.7", "torch": "2.99"}
     runs = []
-    for at, training in enumerate(made_up(most=3)):
-        path = tmp_path / "runs" / str(at)
+    for at, training in enumerate(trainings[:2]):
+        path = tmp_path / "runs" / f"javascript:fold-{at}"
         path.mkdir(parents=True)
-        (path / "config.json").write_text(json.dumps({"device": HOSTILE, "note": HOSTILE}))
-        model = "__proto__" if at < 4 else "constructor"
-        hostile = changed(training, data=HOSTILE + str(at // 4), model=model)
-        name = f"{training.configuration}{HOSTILE}" if at < 4 else "constructor"
-        runs.append(replace(hostile, configuration=name, path=path))
-    finding = claim(HOSTILE, HOSTILE, "holds", HOSTILE)
-    report.write(runs, tmp_path / "page.html", [finding], {HOSTILE: DRAWING}, title=HOSTILE)
-    with Visit(browser, tmp_path / "page.html", 390) as visit:
-        page = visit.page
-        visible = HOSTILE.split("\u2028")[0]
-        tables = ("#configurations-table", "#runs-table")
-        for place in ("h1", ".claim h3", *tables, "#filters", "#panels"):
-            assert visible in page.locator(place).first.text_content(), place
-        assert {"__proto__", "constructor"} <= set(re.findall(r"\w+", page.inner_text("#filters")))
-        page.locator(".chart").first.hover()
-        assert visible in page.locator("#tip").text_content()
-        page.click('#runs-table a[href="#run-0"]')
-        assert json.loads(page.inner_text("#recorded pre"))["note"] == HOSTILE
-        assert page.locator("img").count() == 1
-        assert page.evaluate("window.hurt") is None
-        visit.check()
+        (path / "config.json").write_text(json.dumps({"versions": versions, "device": "cuda:1"}))
+        runs.append(replace(training, path=path))
+    made = datetime.datetime(2031, 4, 5, 6, 7, tzinfo=datetime.UTC)
+    report.write(runs, tmp_path / "page.html", made=made)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Trained with softstair 9.8.7 and torch 2.99, on cuda:1." in text
+    assert "5 April 2031 at 06:07 UTC" in text
+    assert str(tmp_path) not in text
+    assert 'href="./runs/javascript%3Afold-1/config.json"' in text
+    text = report.page([runs[0], *trainings[1:3]], Path())
+    assert "softstair 9.8.7 and torch 2.99, on cuda:1 (recorded by 1 of 3 units)." in text
+    assert "Trained with" not in report.page(trainings[:2], Path())
+
+
+def test_a_float_twin_is_called_float_and_is_not_the_best(trainings: list[Training]) -> None:
+    last = replace(trainings[0].curve[-1], valid_accuracy=0.99)
+    better = replace(twin(trainings[0]), curve=(*trainings[0].curve[:-1], last))
+    few = [*trainings[:9], better]
+    (float_line,) = (t for t in curves(few)[0].data if t.legendgroup == "float" and t.visible)
+    assert (float_line.line.color, float_line.line.dash) == (GREY, "dash")
+    text = report.page(few, Path())
+    accuracies = np.array([training.valid_accuracy for training in few[:9]]).reshape(-1, 3)
+    assert f"Best: {100 * accuracies.mean(1).max():.2f} ± " in text
+    assert "In float, for comparison: 99.00 % on SVHN." in text
+    alone = report.page([better], Path())
+    assert "Best: 99.00 % on SVHN by float." in alone
+    assert "for comparison" not in alone
+
+
+def test_data_sets_and_studies_are_told_apart(trainings: list[Training]) -> None:
+    fresh = varied(trainings[:4], statistics="fresh")
+    longer = made_up("paper-svhn", epochs=60, most=1)
+    speech = made_up("paper-speech", most=2)
+    expected = {
+        "SVHN, 50 epochs, running statistics": 32,
+        "SVHN, 50 epochs, fresh statistics": 2,
+        "SVHN, 60 epochs, running statistics": 1,
+        "Speech Commands": 2,
+    }
+    for every in ([*trainings, *fresh, *longer, *speech], [*longer, *speech, *fresh, *trainings]):
+        groups = studies_of(repetitions_of(every))
+        assert {title: len(lines) for title, lines in groups.items()} == expected
+    both = repetitions_of([*trainings, *speech])
+    # Quanta and stairs follow from the data.
+    assert report.varied(both) == ["data", "noise", "forward", "interval", "power"]
+
+
+def test_data_versions_are_named_and_are_never_averaged(trainings: list[Training]) -> None:
+    few = [training for training in trainings if training.fold < 2][:4]
+    first, second = (varied(few[at::2], data_version=f"v{at}") for at in (0, 1))
+    text = report.page([*first, *second], Path())
+    assert "<dt>data version</dt><dd>v0; v1</dd>" in text
+    groups = studies_of(repetitions_of([*first, *second]))
+    assert list(groups) == ["SVHN, data version v0", "SVHN, data version v1"]
+    assert {len(line.trainings) for lines in groups.values() for line in lines} == {1}
+    assert "data version" not in report.page(varied(few, data_version="unknown"), Path())
+
+
+def test_seeds_are_repetitions_and_what_was_varied_comes_first() -> None:
+    trainings = one_setting()
+    text = report.page(trainings, Path())
+    names = [f"learning_rate={rate}" for rate in ("0.01", "0.001", "0.1")]
+    assert [row[0] for row in rows_of(text, "configurations")] == names
+    mean = mean_of([0.9, 0.91, 0.92, 0.93])
+    assert f"Best: {mean.in_hundredths(digits=2)} % on SVHN by learning_rate=0.01." in text
+    assert [each.name for each, _ in best_of(repetitions_of(trainings))] == ["learning_rate=0.01"]
+    assert "<dt>configurations</dt><dd>3</dd>" in text
+    assert "<dt>seeds</dt><dd>0, 1</dd>" in text
+    assert {trace.name for trace in curves(trainings)[0].data} >= {"0.1", "0.001", "0.01"}
+
+
+def test_own_noise_has_a_colour_of_its_own(trainings: list[Training]) -> None:
+    static = [each for each in trainings if "mode-static" in each.configuration]
+    own = [t for n in "ab" for t in varied(static[:1], noise=f"mine:{n}", std0="0.2")]
+    data = curves([*static, *own])[0].data
+    assert len({trace.line.color for trace in data if trace.visible and trace.fill is None}) == 6
+
+
+def test_runs_on_all_examples_are_ranked_by_the_test_set(tmp_path: Path) -> None:
+    blank = {"valid_loss": None, "valid_accuracy": None}
+    without = [
+        replace(
+            changed(unit, fold="all"),
+            curve=tuple(replace(epoch, **blank) for epoch in unit.curve),
+            best_valid_accuracy=None,
+            test_accuracy=unit.valid_accuracy,
+        )
+        for unit in one_setting()
+        if unit.fold == 0
+    ]
+    write(without, tmp_path / "table.csv")
+    for trainings in (without, load(tmp_path / "table.csv")):
+        text = report.page(trainings, Path())
+        labels = [button.label for button in curves(trainings)[0].layout.updatemenus[0].buttons]
+        assert labels == ["training accuracy, %", "training loss"]
+        assert "Best: 91.00 (90.00 to 92.00) % on SVHN by learning_rate=0.01." in text
+        assert "<th>test, %</th>" in text
+        assert "<th>validation, %</th>" not in text
+    broken = (tmp_path / "table.csv").read_text().replace(",all,", ",0,")
+    (tmp_path / "table.csv").write_text(broken)
+    with pytest.raises(RunError, match="valid_loss is empty"):
+        load(tmp_path / "table.csv")
+
+
+def test_nonsense_is_refused_and_leaves_the_page(tmp_path: Path, trainings: list[Training]) -> None:
+    file = tmp_path / "report.html"
+    file.write_text("before")
+    repeated = "fold 0 of 'uniform-.*' was given twice"
+    for given, words in (([], "at least one training"), (trainings[:1] * 2, repeated)):
+        with pytest.raises(ValueError, match=words):
+            report.write(given, file)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

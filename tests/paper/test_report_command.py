@@ -1,10 +1,8 @@
 """``python -m paper report``: a page of run directories or of a table, and errors of one line."""
 
-import json
 import re
 import stat
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -24,43 +22,31 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def data_of(page: Path) -> dict[str, Any]:
-    match = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
-    assert match
-    return json.loads(match[1])
-
-
 @pytest.mark.nightly
 def test_page_of_a_table(run: Run, tmp_path: Path, table: Path) -> None:
     code, out, err = run("report", table)
     assert (code, err) == (0, "")
     assert re.fullmatch(r"report\.html: 4 units, \d\.\d\d MB; open it in a browser\.\n", out)
     page = tmp_path / "report.html"
-    assert [line["epochs"] for line in data_of(page)["lines"]] == [10, 10]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.csv", "report.html"]
     assert stat.S_IMODE(page.stat().st_mode) & 0o400
     assert run("report", table, "--title", "Mine & <yours>")[0] == 0
     assert "<title>Mine &amp; &lt;yours&gt;</title>" in page.read_text(encoding="utf-8")
     assert run("report", table, "--figures", "drawn")[0] == 0
-    assert (tmp_path / "drawn" / "schedules.svg").read_text(encoding="utf-8").startswith("<?xml")
-    # A name as long as the system allows.
-    assert run("report", table, "--out", "x" * 250 + ".html")[0] == 0
+    drawn = {path.name for path in (tmp_path / "drawn").iterdir()}
+    assert {"plotly.min.js", "schedules.html"} < drawn
 
 
-@pytest.mark.usefixtures("no_drawings")
 def test_page_of_run_directories(run: Run, done: Path, tmp_path: Path) -> None:
     path = tmp_path / done / "forward=mode" / "fold-1"
     page = tmp_path / "pages" / "mine.html"
     page.parent.mkdir()
     page.write_text("an older one")
     assert run("report", done / "forward=mode", "--out", page)[0] == 0
-    data = data_of(page)
-    unit = data["units"][1]
-    assert unit["path"] == "../runs/mine/forward=mode/fold-1/config.json"
-    assert (page.parent / unquote(unit["href"])).resolve() == path / "config.json"
-    recorded = "\n".join(data["texts"][at] for at in unit["lines"])
-    assert json.loads(recorded) == json.loads((path / "config.json").read_text())
-    assert str(tmp_path) not in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    _, link = re.findall(r'href="(\./[^"]*)"', text)
+    assert (page.parent / unquote(link)).resolve() == path / "config.json"
+    assert str(tmp_path) not in text
     assert [path.name for path in page.parent.iterdir()] == ["mine.html"]
 
 
@@ -89,7 +75,6 @@ def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> N
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.usefixtures("no_drawings")
 def test_other_tables_are_skipped_and_units_in_two_places_are_named(
     run: Run, tmp_path: Path, table: Path
 ) -> None:

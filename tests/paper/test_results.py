@@ -18,7 +18,7 @@ from pyarrow import parquet
 from data.mutations import mutations
 from helpers.made import made
 from paper import Training, load
-from paper.report.lines import gather
+from paper.report import gather
 from paper.results import find
 from paper.tables import ForeignTable, rows, write, write_parts
 from softstair.data import load as load_data
