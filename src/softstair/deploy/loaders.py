@@ -73,7 +73,8 @@ def qonnx(file: str) -> Run:
     from qonnx.core.modelwrapper import ModelWrapper
     from qonnx.core.onnx_exec import execute_onnx
 
-    onnx.IR_VERSION = 8  # of the models of one operator; ONNX Runtime may not read onnx's newest
+    package: Any = onnx
+    package.IR_VERSION = 8  # of models of one operator; ONNX Runtime may not read onnx's newest
     model = ModelWrapper(file)
     names = [node.output[0] for node in model.graph.node]
     entry = model.graph.input[0].name
@@ -99,7 +100,7 @@ def hls4ml(file: str) -> Run:
         model = model.transform(ConvertToChannelsLastAndClean()).transform(GiveUniqueNodeNames())
     settings = {"granularity": "name", "backend": "Vitis", "default_precision": "fixed<64,36>"}
     config = runtime.utils.config.config_from_onnx_model(model, **settings)
-    folder = tempfile.mkdtemp(prefix="softstair-hls4ml-")
+    folder = tempfile.mkdtemp()
     project = runtime.converters.convert_from_onnx_model(
         model, output_dir=folder, backend="Vitis", io_type="io_parallel", hls_config=config
     )
@@ -155,6 +156,7 @@ def main() -> None:
     name, file, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a runtime prints is no answer
+    tempfile.tempdir = str(folder)
     run = LOADERS[name](file)
     print(json.dumps("ready"), file=answers)
     for line in sys.stdin:

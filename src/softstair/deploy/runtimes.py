@@ -5,8 +5,10 @@ here, or else in one of its own, a folder of ``.venv-runtimes`` or of what ``SOF
 names. ``make runtimes`` makes them.
 """
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -129,21 +131,21 @@ class _Process:
     """A process of loaders.py."""
 
     def __init__(self, python: Path, name: str, file: Path) -> None:
-        self.name, self.folder = name, tempfile.TemporaryDirectory()
-        self.errors = Path(self.folder.name) / "errors"
-        command = [str(python), "-P", loaders.__file__, name, str(file), self.folder.name]
+        self.name, self.folder = name, Path(tempfile.mkdtemp(prefix="softstair-"))
+        self.errors = self.folder / "errors"
+        command = [str(python), "-P", loaders.__file__, name, str(file), str(self.folder)]
         settings = {**os.environ, "OMP_NUM_THREADS": "1"}
         settings.pop("PYTHONPATH", None)  # packages of this environment are not of that one
         with self.errors.open("wb") as errors:
             pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
             self.process = subprocess.Popen(command, text=True, env=settings, **pipes)
-        weakref.finalize(self, _end, self.process)
+        weakref.finalize(self, _end, self.process, self.folder)
         self._answer()
 
     def run(self, x: Array) -> dict[str, Array]:
         """Return the outputs for a batch."""
         self._ask("run", x)
-        with np.load(Path(self.folder.name) / "y.npz") as file:
+        with np.load(self.folder / "y.npz") as file:
             return dict(file)
 
     def time(self, x: Array) -> float:
@@ -152,7 +154,7 @@ class _Process:
 
     def _ask(self, word: str, x: Array) -> Any:
         assert self.process.stdin is not None
-        np.save(Path(self.folder.name) / "x.npy", x)
+        np.save(self.folder / "x.npy", x)
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
         return self._answer()
@@ -166,7 +168,12 @@ class _Process:
         return json.loads(line)
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
-    """End a process."""
+def _end(process: "subprocess.Popen[str]", folder: Path) -> None:
+    """End a process and remove its folder."""
     process.kill()
-    process.communicate()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+    shutil.rmtree(folder, ignore_errors=True)
