@@ -1,19 +1,21 @@
-"""``softstair export``: a trained network as ONNX, as QONNX, or as C."""
+"""``softstair export``: a trained network as ONNX, as QONNX, as C, or as GGUF."""
 
 import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from softstair.cli._args import argument, flag
 from softstair.cli._output import print_line, print_table
+from softstair.convert.options import parse_layers
+from softstair.deploy import gguf
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import Rounding, Stair, Sum, bits
 from softstair.deploy.qlinear_conv import quantised_convs
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 from softstair.deploy.writing import EXAMPLES, Exported, export
-from softstair.train.network import frozen_network
+from softstair.train.network import frozen_network, language_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class Command(NetworkFlags):
     qonnx: a file for FPGA tools
     c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
            its input
+    gguf:  a file for llama.cpp, of a Llama-shaped network or of a folder of Hugging Face
 
     The frozen network of the run is written, or the trained network is frozen now, without
     examples to compare on. What was written is run on 32 random inputs, and every number is
@@ -48,10 +51,10 @@ class Command(NetworkFlags):
     Exit code 0: written; 2: an error.
     """
 
-    to: Literal["onnx", "qonnx", "c"] = flag("onnx", "Format.")
+    to: Literal["onnx", "qonnx", "c", "gguf"] = flag("onnx", "Format.")
     out: Path | None = flag(
         None,
-        "File, or folder for c, to write (default: network.onnx, network.qonnx or c/ in the run "
+        "File, or folder for c, to write (default: network.onnx, .qonnx or .gguf, or c/ in the run "
         "directory).",
     )
     rounding: Rounding | None = flag(
@@ -78,8 +81,19 @@ class Command(NetworkFlags):
     )
     runtime: Runtime = flag("onnxruntime", "What runs ONNX; OpenVINO needs a file of its own.")
     check: bool = flag(True, "Run what was written; this needs a C compiler or ONNX Runtime.")
+    tokenizer: str = flag(
+        "bytes",
+        "Of GGUF: bytes, a .txt file of all characters in order, or a folder with tokenizer.json.",
+    )
+    keep: str | None = flag(
+        None,
+        "Of GGUF: layers in float, such as 'blk.*.ffn_down=f16,output=f16'; others as trained.",
+    )
+    ternary: gguf.Ternary = flag("auto", "Of GGUF: the type of ternary weights.")
 
     def run(self) -> int:
+        if self.to == "gguf":
+            return self._run_gguf()
         target = target_of(self.to, self.cpu, self.runtime)
         frozen, run = frozen_network(self.trained, self.model, self.rounding), self.trained
         name = "c" if self.to == "c" else f"network.{self.to}"
@@ -91,6 +105,21 @@ class Command(NetworkFlags):
         if frozen.report is not None:
             print_line(f"frozen now: {frozen.report}")
         _show_written(exported, frozen, self.to, target)
+        return 0
+
+    def _run_gguf(self) -> int:
+        net, run = language_network(self.trained, self.model), self.trained
+        out = self.out or (run / "network.gguf" if run.is_dir() else Path(f"{run.stem}.gguf"))
+        keep = {} if self.keep is None else parse_layers(self.keep)
+        settings: dict[str, Any] = {
+            "tokenizer": self.tokenizer,
+            "keep": keep,
+            "ternary": self.ternary,
+        }
+        exported = export(net, out, "gguf", check=self.check, **settings)
+        if self.check:
+            print_line(str(gguf.verify(net, exported.path, run=False)))
+        print_line(f"written: {exported.path}")
         return 0
 
 

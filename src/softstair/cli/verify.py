@@ -1,4 +1,4 @@
-"""``softstair verify``: a frozen network beside the trained one, and in other runtimes."""
+"""``softstair verify``: a frozen network beside the trained one, and in other runtimes; GGUF."""
 
 import tempfile
 from collections.abc import Mapping
@@ -13,15 +13,16 @@ from softstair._errors import SoftstairError, first_line
 from softstair.cli._args import flag
 from softstair.cli._output import Progress, print_line, print_table
 from softstair.cli.export import NetworkFlags
-from softstair.deploy import RUNTIMES, Comparison, FrozenNetwork, comparison, runtimes
+from softstair.deploy import RUNTIMES, Comparison, FrozenNetwork, comparison, gguf, runtimes
 from softstair.deploy.comparison import CLASS
 from softstair.deploy.loaders import Running
 from softstair.deploy.measuring import LayerReport, levels_of
 from softstair.train.execution import choose_device
-from softstair.train.network import Deployed, deployed, examples_of
+from softstair.train.network import Deployed, deployed, examples_of, language_network
 
 SAMPLE = 100  # examples that are compared before the others
 CHUNK = 100
+LETTERS = 512  # of a text that a .gguf file is compared on
 
 
 @dataclass
@@ -67,9 +68,17 @@ class Command(NetworkFlags):
     runtime that is not installed is an error, unless all of them are asked for. A network whose
     model is your own code needs --model; own data need --data in the same way.
 
+    A file for llama.cpp is compared with the network that it stands for: softstair verify
+    model.gguf --against RUN, where RUN may be a folder of Hugging Face. Weights and fields are
+    compared one by one, and what llama.cpp computes of it and of its twin in float32.
+
     Exit code 0: no number differs; 1: some do; 2: an error.
     """
 
+    against: Path | None = flag(None, "Of a .gguf file: the trained network, as for export.")
+    text: Path | None = flag(
+        None, "Of a .gguf file: a text to compare on (default: the network writes one)."
+    )
     runtimes: str = flag(
         "c,onnxruntime",
         f"Runtimes to compare with the frozen network: some of {', '.join(RUNTIMES)}; all that are "
@@ -86,6 +95,8 @@ class Command(NetworkFlags):
             _check.integer("limit", self.limit, 1)
 
     def run(self) -> int:
+        if self.trained.suffix == ".gguf":
+            return self._run_gguf()
         absent = {name: how for name in self._named() if (how := runtimes.absent(name))}
         if absent and self.runtimes != "all":
             raise SoftstairError("; ".join(f"{name}: {how}" for name, how in absent.items()) + ".")
@@ -113,6 +124,14 @@ class Command(NetworkFlags):
         _show(found, f"differences on {part}{len(x):,} examples, {name}", absent)
         _show_accuracy(found, y)
         return int(found.mismatches > 0)
+
+    def _run_gguf(self) -> int:
+        if self.against is None:
+            raise SoftstairError("pass `against`, the network that the file stands for.")
+        text = None if self.text is None else self.text.read_text(encoding="utf-8")[:LETTERS]
+        found = gguf.verify(language_network(self.against, self.model), self.trained, text)
+        print_line(str(found))
+        return int(not all(found.passes))
 
     def _named(self) -> list[str]:
         names = [name.strip() for name in self.runtimes.split(",")]

@@ -1,6 +1,6 @@
-"""Deployment: frozen networks of integers, written as C, ONNX and QONNX and compared there."""
+"""Deployment: frozen networks as C, ONNX and QONNX, and trained ones as GGUF, all compared."""
 
-from softstair.deploy import c, onnx, qonnx
+from softstair.deploy import c, gguf, onnx, qonnx
 from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.measuring import FreezeReport
@@ -17,6 +17,7 @@ __all__ = [
     "FrozenNetwork",
     "c",
     "export",
+    "gguf",
     "onnx",
     "qonnx",
     "verify",

@@ -1,22 +1,23 @@
-"""Export of a frozen network, compared with it before anything is put in place."""
+"""Export of a frozen network, compared with it before anything is put in place; GGUF of a trained
+one."""
 
 import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softstair import _check
 from softstair._files import output_file
-from softstair.deploy import c, onnx, qonnx
+from softstair.deploy import c, gguf, onnx, qonnx
 from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 
-Format = Literal["onnx", "qonnx", "c"]
+Format = Literal["onnx", "qonnx", "c", "gguf"]
 EXAMPLES = 32
 """Random ones that an export is compared on if none are given."""
 
@@ -28,7 +29,7 @@ class Exported:
     Attributes:
         path: The file, or the folder of C.
         files: All files that were written.
-        comparison: Of what was written; None for QONNX, which is not run.
+        comparison: Of what was written; None for QONNX and GGUF, which are not run.
         plan: The memory that the C program needs; None for other formats.
     """
 
@@ -50,7 +51,7 @@ class Exported:
 
 
 def export(
-    frozen: FrozenNetwork,
+    frozen: FrozenNetwork | nn.Module,
     out: Path | str,
     to: Format = "c",
     x: Tensor | None = None,
@@ -62,8 +63,11 @@ def export(
     cpu: Cpu | None = None,
     runtime: Runtime = "onnxruntime",
     check: bool = True,
+    **settings: Any,
 ) -> Exported:
     """Write a frozen network as ONNX, QONNX or C, and compare every number of it.
+
+    Of a trained Llama-shaped network, write GGUF for llama.cpp.
 
     >>> import softstair as ss
     >>> from torch import nn
@@ -76,9 +80,9 @@ def export(
     ('firmware', 0)
 
     Args:
-        frozen: A network of :func:`softstair.freeze`.
+        frozen: A network of :func:`softstair.freeze`; for GGUF, a trained one.
         out: The file to write, or for C a folder that is new, empty or an earlier export.
-        to: ``"onnx"``, ``"qonnx"`` or ``"c"``.
+        to: ``"onnx"``, ``"qonnx"``, ``"c"`` or ``"gguf"``.
         x: Integers to compare on, such as a test set; by default 32 random inputs.
         scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB, or 16384
             for x86; 16384 for microcontrollers.
@@ -89,7 +93,9 @@ def export(
         cpu: ``"x86"`` or ``"arm"``, on which C or ONNX is to be fast; by default this machine's.
             The numbers are the same on both.
         runtime: What runs ONNX: ``"openvino"`` reads files of ``"onnxruntime"`` wrongly.
-        check: Whether to run what was written; False needs no compiler and no ONNX Runtime.
+        check: Whether to run what was written; False needs no compiler and no ONNX Runtime. The
+            weights of GGUF are read back and compared.
+        **settings: Of GGUF: the options of :func:`softstair.deploy.gguf.write`.
 
     Raises:
         SoftstairError: If the network cannot be written so or does not fit, if a number differs,
@@ -97,9 +103,13 @@ def export(
             then.
         MissingExtraError: If onnx or onnxruntime is not installed.
     """
+    _check.choice("to", to, get_args(Format))
+    if to == "gguf":
+        return _export_gguf(frozen, Path(out), check, settings)
+    if settings:
+        raise _check.invalid(next(iter(settings)), f"is an option of GGUF, but to is {to!r}")
     if not isinstance(frozen, FrozenNetwork):
         raise _check.wrong("frozen", type(frozen), "a network of softstair.freeze")
-    _check.choice("to", to, get_args(Format))
     fits: Mapping[str, int | None] = {"fit_flash": fit_flash, "fit_ram": fit_ram}
     c.check_options(to, scratch, threads, **fits)
     target, path = target_of(to, cpu, runtime), Path(out)
@@ -122,6 +132,19 @@ def export(
         warnings.warn(plan.warning, stacklevel=2)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
     return Exported(path, tuple(files), comparison, plan)
+
+
+def _export_gguf(net: Any, path: Path, check: bool, settings: Mapping[str, Any]) -> Exported:
+    """Write GGUF, and compare its weights and fields with those of the network."""
+    if not isinstance(net, nn.Module) or isinstance(net, FrozenNetwork):
+        raise _check.wrong("net", type(net), "a trained network, which is not frozen")
+    with output_file(path, "out", (".gguf",)) as partial:
+        gguf.write(net, partial, **settings)
+        described = {k: v for k, v in settings.items() if k in ("config", "names", "rotary")}
+        found = gguf.verify(net, partial, run=False, **described) if check else None
+        if found is not None and not found.passes[0]:
+            raise _check.invalid("net", f"was not written, since its GGUF has {found}")
+    return Exported(path, (path,))
 
 
 def _write(

@@ -299,6 +299,15 @@ def frozen_network(
     return frozen_of(zoo.load(network, model), zoo.about(network), rounding=rounding or "once")
 
 
+def language_network(run: Path | str, model: str | None = None) -> nn.Module:
+    """Load a trained network for text: a folder of Hugging Face, or as :func:`deployed`."""
+    if not (Path(run) / "config.json").is_file() or (Path(run) / NETWORK).is_file():
+        return zoo.load(file_of(run), model)
+    transformers: Any = import_extra("transformers", "transformers")
+    net: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
+    return net
+
+
 def is_frozen(file: Path | str) -> bool:
     """Whether a file is that of a frozen network."""
     safetensors = import_extra("safetensors")
