@@ -14,7 +14,7 @@ from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import Rounding, Stair, Sum, bits
 from softstair.deploy.qlinear_conv import quantised_convs
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
-from softstair.deploy.writing import EXAMPLES, Exported, export
+from softstair.deploy.writing import EXAMPLES, Exported, Flavour, export
 from softstair.train.network import frozen_network, language_network
 
 
@@ -35,7 +35,7 @@ class Command(NetworkFlags):
     """Write a trained network as a network that computes in integers.
 
     onnx:  a file of standard operators, exact with ONNX Runtime
-    qonnx: a file for FPGA tools
+    qonnx: a file for FPGA tools: --flavour multithreshold for FINN, quant for hls4ml
     c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
            its input
     gguf:  a file for llama.cpp, of a Llama-shaped network or of a folder of Hugging Face
@@ -80,6 +80,7 @@ class Command(NetworkFlags):
         None, "Processor on which C or ONNX is to be fast (default: this machine's)."
     )
     runtime: Runtime = flag("onnxruntime", "What runs ONNX; OpenVINO needs a file of its own.")
+    flavour: Flavour = flag("multithreshold", "Of QONNX: for FINN, or quant for hls4ml.")
     check: bool = flag(True, "Run what was written; this needs a C compiler or ONNX Runtime.")
     tokenizer: str = flag(
         "bytes",
@@ -98,7 +99,16 @@ class Command(NetworkFlags):
         frozen, run = frozen_network(self.trained, self.model, self.rounding), self.trained
         name = "c" if self.to == "c" else f"network.{self.to}"
         out = self.out or (run / name if run.is_dir() else Path(f"{run.stem}-{name}"))
-        options = ("scratch", "fit_flash", "fit_ram", "threads", "cpu", "runtime", "check")
+        options = (
+            "scratch",
+            "fit_flash",
+            "fit_ram",
+            "threads",
+            "cpu",
+            "runtime",
+            "flavour",
+            "check",
+        )
         exported = export(frozen, out, self.to, **{key: getattr(self, key) for key in options})
         _show_costs(frozen)
         _show_input(frozen)

@@ -96,7 +96,8 @@ def hls4ml(file: str) -> Run:
     from qonnx.util.cleanup import cleanup_model
 
     model = cleanup_model(ModelWrapper(file)).transform(GemmToMatMul())
-    if model.get_nodes_by_op_type("Conv"):
+    is_moved = bool(model.get_nodes_by_op_type("Conv"))
+    if is_moved:
         model = model.transform(ConvertToChannelsLastAndClean()).transform(GiveUniqueNodeNames())
     settings = {"granularity": "name", "backend": "Vitis", "default_precision": "fixed<64,36>"}
     config = runtime.utils.config.config_from_onnx_model(model, **settings)
@@ -107,7 +108,7 @@ def hls4ml(file: str) -> Run:
     project.compile()
 
     def run(x: Array) -> dict[str, Array]:
-        x = np.moveaxis(x, 1, -1) if x.ndim > 2 else x
+        x = np.moveaxis(x, 1, -1) if is_moved else x
         return {"0": np.asarray(project.predict(np.ascontiguousarray(x, np.float32)))}
 
     return run

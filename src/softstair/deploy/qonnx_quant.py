@@ -1,8 +1,8 @@
 """Frozen networks in QONNX of ``Quant`` nodes alone, which hls4ml reads.
 
 A stair is an affine step (see c/affine.py): level = floor((sum·m + b) / 2^s). The ``Quant`` of the
-features floors and clamps. Each channel has the smallest s. Products and sums stay below 2²⁴ in
-units of 2^−s, so that float32 is exact. The output are the sums of the last layer. Scores are
+features floors and clamps. Each channel has the smallest s for which this holds in float32 as well
+as in fixed point, at every sum. The output are the sums of the last layer. Scores are
 sums·2^shift + bias, of which the metadata have both: they need more bits than float32 has.
 """
 
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from softstair.deploy import nodes, onnx_graph, qonnx
-from softstair.deploy.c.affine import affine_steps
+from softstair.deploy.c.affine import MAX_SHIFT, affine_steps, lines_of
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import ExportError, Stair
-from softstair.deploy.onnx_graph import FLOAT32_EXACT, Array
+from softstair.deploy.onnx_graph import Array
 from softstair.deploy.onnx_levels import has_thresholds, reach, thresholds
 from softstair.deploy.qonnx import DOMAIN, QonnxGraph
 
@@ -119,17 +119,33 @@ def _affine(node: Stair, table: Array, ends: Array, first: int) -> Array:
     """Return multiplier, offset and shift of each channel, (3, C)."""
     rows = []
     for begins, least, greatest in zip(table, *ends, strict=True):
-        steps = affine_steps(begins[None], np.array([least]), np.array([greatest]), first)
-        if steps is None:
-            reason = "its levels are no affine steps of the sums"
+        channel = (begins[None], np.array([least]), np.array([greatest]))
+        steps = affine_steps(*channel, first)
+        for shift in range(0 if steps is None else int(steps.shift[0]), MAX_SHIFT + 1):
+            m, b = lines_of(*channel, np.array([shift])).flatten()
+            b = b + (first << shift)
+            if m >= 0 and _is_exact(*np.ldexp([m, b], -shift), *channel, first):
+                rows.append((m, b, shift))
+                break
+        else:
+            reason = "its levels are no affine steps of the sums that float32 computes"
             raise ExportError.of(node.name, reason, "Write QONNX of the flavour multithreshold")
-        row = np.concatenate([steps.multiplier, steps.offset, steps.shift])
-        products = row[0] * np.array([least, greatest])
-        if np.abs([*row[:2], *products, *(products + row[1])]).max() >= FLOAT32_EXACT:
-            reason = "float32, in which QONNX is executed, rounds its affine steps"
-            raise ExportError.of(node.name, reason, "Give its features or weights fewer bits")
-        rows.append(row)
     return np.array(rows).T
+
+
+def _is_exact(m: float, b: float, begins: Array, least: Array, greatest: Array, first: int) -> bool:
+    """Whether floor(m·x + b) are the levels of all sums, where float32 rounds it and elsewhere.
+
+    None of the ways to compute it decreases, so it is enough that it does at each threshold, at the
+    sum before it and at both ends.
+    """
+    x = np.concatenate([begins[0], begins[0] - 1, least, greatest]).clip(least, greatest)
+    level = first + np.searchsorted(begins[0], x, "right")
+    single, offset = np.float32(m), np.float32(b)
+    exact = x * np.float64(single) + np.float64(offset)
+    ways = (exact, exact.astype(np.float32), x.astype(np.float32) * single + offset)
+    ends = (first, first + begins.shape[1])
+    return all(bool((np.floor(y).clip(*ends) == level).all()) for y in ways)
 
 
 def _scaled(graph: QonnxGraph, node: Stair, x: str, m: Array, b: Array, s: Array) -> str:
@@ -146,12 +162,11 @@ def _scaled(graph: QonnxGraph, node: Stair, x: str, m: Array, b: Array, s: Array
 
 
 def _integers(graph: QonnxGraph, hint: str, values: Array, shift: int = 0) -> str:
-    """Add constants values / 2^shift after their Quant."""
-    name = graph.constant(
-        f"{hint}_whole", np.ldexp(values.astype(np.float64), -shift).astype(np.float32)
-    )
-    low, high = min(int(values.min()), 0), int(values.max())
-    return _quant(graph, name, values.shape, low, high, "ROUND", hint, shift=shift)
+    """Add constants values / 2^shift, in float32, after their Quant."""
+    scaled = np.ldexp(values.astype(np.float64), -shift).astype(np.float32)
+    low, high = (int(np.ldexp(np.float64(end), shift)) for end in (scaled.min(), scaled.max()))
+    name = graph.constant(f"{hint}_whole", scaled)
+    return _quant(graph, name, values.shape, min(low, 0), high, "ROUND", hint, shift=shift)
 
 
 def _quant(

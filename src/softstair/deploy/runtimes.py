@@ -35,7 +35,7 @@ class FileRuntime(NamedTuple):
 
     suffix: str
     write: Callable[[FrozenNetwork, Path], object]
-    trace: Callable[[FrozenNetwork, Path, Path], object]
+    trace: Callable[[FrozenNetwork, Path, Path], object] | None
     """Writes a file that differs from the first path's in having results of nodes as outputs."""
     decoder: Callable[[FrozenNetwork, Path], Decode]  # of the outputs of a file
     encode: Callable[[FrozenNetwork, Tensor], Array] = lambda _, x: x.cpu().numpy()
@@ -49,8 +49,7 @@ def _as_floats(frozen: FrozenNetwork, x: Tensor) -> Array:
 QUANT: Any = {
     "suffix": ".qonnx",
     "write": qonnx_quant.write,
-    # Its executor gives every tensor anyway, and hls4ml the output alone.
-    "trace": lambda frozen, _, out: qonnx_quant.write(frozen, out),
+    "trace": None,  # the executor gives every tensor anyway, and hls4ml the output alone
     "decoder": qonnx_quant.decoder,
     "encode": _as_floats,
 }
@@ -86,6 +85,9 @@ def start(name: str, frozen: FrozenNetwork, path: Path, threads: int = 1) -> Run
         return c.runner(frozen, path, threads)
     kind, (plain, time) = FILES[name], _load(name, path)
     decode, encode = kind.decoder(frozen, path), partial(kind.encode, frozen)
+    timed = lambda x: time(encode(x[:1]))
+    if kind.trace is None:
+        return Running(lambda x: decode(plain(encode(x))), timed)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"traced{kind.suffix}"
         kind.trace(frozen, path, file)
@@ -96,7 +98,7 @@ def start(name: str, frozen: FrozenNetwork, path: Path, threads: int = 1) -> Run
         given = encode(x)
         return {**decode_traced(traced(given)), **decode(plain(given))}
 
-    return Running(run, lambda x: time(encode(x[:1])))
+    return Running(run, timed)
 
 
 def absent(name: str) -> str | None:

@@ -3,8 +3,9 @@ one."""
 
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair._files import output_file
-from softstair.deploy import c, gguf, onnx, qonnx
+from softstair.deploy import c, gguf, onnx, qonnx, qonnx_quant
 from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.runtimes import absent
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 
 Format = Literal["onnx", "qonnx", "c", "gguf"]
+Flavour = Literal["multithreshold", "quant"]
 EXAMPLES = 32
 """Random ones that an export is compared on if none are given."""
 
@@ -29,7 +32,8 @@ class Exported:
     Attributes:
         path: The file, or the folder of C.
         files: All files that were written.
-        comparison: Of what was written; None for QONNX and GGUF, which are not run.
+        comparison: Of what was written; None for GGUF and QONNX of MultiThreshold, which are not
+            run, and for QONNX of Quant where the package qonnx is not installed.
         plan: The memory that the C program needs; None for other formats.
     """
 
@@ -62,6 +66,7 @@ def export(
     threads: int = 1,
     cpu: Cpu | None = None,
     runtime: Runtime = "onnxruntime",
+    flavour: Flavour = "multithreshold",
     check: bool = True,
     **settings: Any,
 ) -> Exported:
@@ -93,6 +98,7 @@ def export(
         cpu: ``"x86"`` or ``"arm"``, on which C or ONNX is to be fast; by default this machine's.
             The numbers are the same on both.
         runtime: What runs ONNX: ``"openvino"`` reads files of ``"onnxruntime"`` wrongly.
+        flavour: Of QONNX: ``"multithreshold"`` for FINN, ``"quant"`` for hls4ml.
         check: Whether to run what was written; False needs no compiler and no ONNX Runtime. The
             weights of GGUF are read back and compared.
         **settings: Of GGUF: the options of :func:`softstair.deploy.gguf.write`.
@@ -112,6 +118,9 @@ def export(
         raise _check.wrong("frozen", type(frozen), "a network of softstair.freeze")
     fits: Mapping[str, int | None] = {"fit_flash": fit_flash, "fit_ram": fit_ram}
     c.check_options(to, scratch, threads, **fits)
+    _check.choice("flavour", flavour, get_args(Flavour))
+    if to != "qonnx" and flavour != "multithreshold":
+        raise _check.invalid("flavour", f"must be left out for the format {to!r}")
     target, path = target_of(to, cpu, runtime), Path(out)
     memory = c.SCRATCH_OF[target.cpu] if scratch is None else scratch
     if to == "c":
@@ -120,14 +129,17 @@ def export(
     examples = frozen.input.random(EXAMPLES) if x is None else x
     frozen.input.check(examples)
     comparison = None
-    if check and to != "qonnx":
+    how: Any = {"scratch": memory, "threads": threads, "target": target, "flavour": flavour}
+    write: Callable[[Path], c.MemoryPlan | None] = partial(_write, frozen, to=to, **how)
+    is_run = to != "qonnx" or (flavour == "quant" and not absent("qonnx"))
+    if check and is_run:
         with tempfile.TemporaryDirectory() as work:
-            trial = Path(work) / ("c" if to == "c" else "network.onnx")
-            _write(frozen, trial, to, memory, threads, target)
+            trial = Path(work) / ("c" if to == "c" else f"network.{to}")
+            write(trial)
             comparison = verify(frozen, trial, examples, threads=threads, timed=False)
         if comparison.mismatches:
             raise _check.invalid("frozen", f"was not written, since its {to} has {comparison}")
-    plan = _write(frozen, path, to, memory, threads, target)
+    plan = write(path)
     if plan is not None and plan.warning:
         warnings.warn(plan.warning, stacklevel=2)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
@@ -148,16 +160,24 @@ def _export_gguf(net: Any, path: Path, check: bool, settings: Mapping[str, Any])
 
 
 def _write(
-    frozen: FrozenNetwork, path: Path, to: Format, scratch: int, threads: int, target: Target
+    frozen: FrozenNetwork,
+    path: Path,
+    to: Format,
+    scratch: int,
+    threads: int,
+    target: Target,
+    flavour: Flavour,
 ) -> c.MemoryPlan | None:
     if to == "c":
         return c.write(frozen, path, scratch=scratch, threads=threads, cpu=target.cpu)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with output_file(path, "out") as partial:
+    with output_file(path, "out") as file:
         if to == "onnx":
-            onnx.write(frozen, partial, *target)
+            onnx.write(frozen, file, *target)
+        elif flavour == "quant":
+            qonnx_quant.write(frozen, file)
         else:
-            qonnx.write(frozen, partial)
+            qonnx.write(frozen, file)
     return None
 
 

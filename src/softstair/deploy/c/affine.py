@@ -55,7 +55,7 @@ def affine_steps(
 
     def lines(shift: Integers) -> Integers:
         rows = [
-            _lines(*(each[at : at + size] for each in (thresholds, least, greatest, shift)))
+            lines_of(*(each[at : at + size] for each in (thresholds, least, greatest, shift)))
             for at in range(0, len(thresholds), size)
         ]
         return np.concatenate(rows, 1)
@@ -79,8 +79,10 @@ def affine_steps(
     return None
 
 
-def _lines(thresholds: Integers, least: Integers, greatest: Integers, shift: Integers) -> Integers:
-    """Return the smallest multipliers and their offsets, (2, C); −1 where there are none."""
+def lines_of(
+    thresholds: Integers, least: Integers, greatest: Integers, shift: Integers
+) -> Integers:
+    """Return the smallest multipliers for shifts and their offsets, (2, C); −1 for none."""
     least, greatest = least[:, None], greatest[:, None]
     begins = np.arange(1, thresholds.shape[1] + 1) << shift[:, None]
     # x·m + b ≥ begins at the sums x, and y·m + b < begins at the sums y.
