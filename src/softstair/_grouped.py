@@ -85,7 +85,8 @@ class GroupedWeight(StairWeight):
     def refit(self, weight: Tensor) -> None:
         """Fit the quanta to new float weights, if they were fitted."""
         if self.fit is not None:
-            fitted = fit_quantum(self.in_groups(weight.detach()), self.unit_stair, per_channel=True)
+            rows = self.in_groups(weight.detach()).contiguous()
+            fitted = fit_quantum(rows, self.unit_stair, per_channel=True)
             quanta = torch.tensor(fitted.quantum, dtype=torch.float64)
             self.set_quantum(self._representable(quanta).tolist())
 
