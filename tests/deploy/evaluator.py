@@ -61,7 +61,8 @@ def _input(row: Any, x: Array) -> Array:
 def _windows(row: Any, x: Array, fill: int) -> Array:
     """The windows of a pooling, on axes behind those of the result."""
     kernel, stride, padding = (row[key] for key in ("kernel", "stride", "padding"))
-    x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)], constant_values=fill)
+    ends = zip(padding, row["beyond"] or [0] * len(padding), strict=True)
+    x = np.pad(x, [(0, 0), (0, 0), *((p, p + b) for p, b in ends)], constant_values=fill)
     axes = tuple(range(2, 2 + len(kernel)))
     strided = (slice(None), slice(None), *(slice(None, None, s) for s in stride))
     return sliding_window_view(x, kernel, axes)[strided]

@@ -59,6 +59,11 @@ def image(*body: nn.Module) -> nn.Sequential:
     return nn.Sequential(*conv(inputs=2), nn.ReLU(), *body, nn.Flatten(), nn.LazyLinear(3))
 
 
+def parameter(*shape: int) -> nn.Parameter:
+    """A constant of each channel, of at least ½."""
+    return nn.Parameter(torch.rand(shape) + 0.5)
+
+
 def activated(activation: nn.Module) -> nn.Sequential:
     return image(conv(), activation, conv(3), nn.MaxPool2d(2), activation)
 
@@ -135,6 +140,55 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "Softplus": (lambda: activated(nn.Softplus()), {"weights": "int4", "features": None}),
     "maximum before the activation": (
         lambda: image(conv(), nn.MaxPool2d(3, 2, 1), nn.ReLU()), INT8),
+    "averages without the padding": (
+        lambda: image(nn.AvgPool2d(3, 2, 1, count_include_pad=False), conv(), nn.ReLU()), {}),
+    "averages without the padding, of bytes": (
+        lambda: image(nn.AvgPool2d((3, 2), 1, 1, count_include_pad=False), conv(), nn.ReLU()),
+        INT8),
+    "averages of incomplete windows": (
+        lambda: image(nn.AvgPool2d(4, 3, 1, ceil_mode=True), conv(), nn.ReLU()), {}),
+    "averages of complete windows": (
+        lambda: image(nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False), conv(),
+                      nn.ReLU()), {}),
+    "averages of sequences": (
+        lambda: sound(nn.AvgPool1d(4, 3, 1, ceil_mode=True, count_include_pad=False),
+                      nn.Conv1d(4, 4, 3), nn.ReLU(), nn.MaxPool1d(2, ceil_mode=True)),
+        {"shape": (2, 24)}),
+    "maxima of incomplete windows": (
+        lambda: image(conv(), nn.MaxPool2d(3, 2, ceil_mode=True), nn.ReLU(),
+                      nn.MaxPool2d(2, ceil_mode=True)), INT8),
+    "products": (lambda: image(joined(torch.mul)), SEVERAL),
+    "products of bytes": (lambda: image(joined(torch.mul)), INT8),
+    "products without a stair": (
+        lambda: image(joined(torch.mul)), INT8 | {"options": ss.QuantiseOptions(sums=None)}),
+    "products of ternary features": (
+        lambda: image(joined(torch.mul)), {"features": TERNARY}),
+    "products over rows": (
+        lambda: image(joined(lambda a, b: a * b.narrow(2, 0, 1) + b)), INT8),
+    "differences": (lambda: image(joined(torch.sub)), {}),
+    "differences of several quanta": (lambda: image(joined(torch.sub)), SEVERAL),
+    "sums minus features": (
+        lambda: image(Code(lambda m, x: m.r(m.body(x) - x), body=conv()),
+                      Code(lambda m, x: m.r(x - m.body(x)), body=conv())), INT8),
+    "negatives": (
+        lambda: image(Code(lambda m, x: m.r(m.body(-x)) - m.r(-m.other(x)), body=conv(),
+                           other=conv())), {}),
+    "constants": (
+        lambda: image(Code(lambda m, x: m.r(m.body(x * 3 / 4) * m.c + 0.5) - m.c,
+                           body=conv(), c=parameter(4, 1, 1)),
+                      Code(lambda m, x: m.r(1 - m.body(x)) / m.c, body=conv(),
+                           c=parameter(1, 4, 1, 1))), INT8),
+    "constants of vectors": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(120, 6), Code(
+            lambda m, x: m.r((x + m.c) * m.c), c=parameter(6)), nn.Linear(6, 3)), INT8),
+    "constants, then a maximum, without stairs": (
+        lambda: image(Code(lambda m, x: x * m.c + m.c, c=parameter(4, 1, 1)), nn.MaxPool2d(2),
+                      conv(), nn.ReLU()),
+        INT8 | {"options": ss.QuantiseOptions(sums=None)}),
+    "hard-swish as it was written": (
+        lambda: image(conv(), Code(lambda m, x: x * F.relu6(x + 3) / 6), conv(), nn.ReLU()), INT8),
+    "a normalisation without a layer": (
+        lambda: image(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.ReLU()), INT8),
     "one dimension": (
         lambda: sound(nn.MaxPool1d(2), nn.Conv1d(4, 4, 3, groups=4), nn.ReLU(), nn.AvgPool1d(3)),
         {"shape": (2, 24)}),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from freezes import formats, frozen_of
 from patterns import (
     OTHERS,
@@ -142,9 +143,25 @@ REFUSED = {
         Pattern(lambda: Concatenated("ab"), settings={"skip": "a.2"}),
         "'cat': its input, 'a.0', is not quantised",
     ),
-    "border": (
-        Pattern(lambda: image(nn.AvgPool2d(2, padding=1, count_include_pad=False), layer())),
-        "'3': .*Set count_include_pad=True",
+    "products of several shapes": (
+        Pattern(lambda: image(Code(lambda m, x: x * x.flatten(2).mean(2)))),
+        "'mean': a mean over axes",
+    ),
+    "a constant for each place": (
+        Pattern(lambda: image(Code(lambda m, x: x + m.c, c=nn.Parameter(torch.randn(4, 6, 6))))),
+        "'add': its constant differs from place to place",
+    ),
+    "a division that rounds": (
+        Pattern(lambda: image(Code(lambda m, x: torch.div(x, 2.0, rounding_mode="floor")))),
+        "'div': its arguments are more than two terms: rounding_mode",
+    ),
+    "a weighted sum": (
+        Pattern(lambda: image(Code(lambda m, x: torch.add(x, x, alpha=2)))),
+        "'add': its arguments are more than two terms: alpha",
+    ),
+    "division of features": (
+        Pattern(lambda: image(Code(lambda m, x: x / x))),
+        "'truediv': it divides features",
     ),
     "uneven windows": (
         Pattern(lambda: image(nn.AdaptiveAvgPool2d(4), layer())),

@@ -150,8 +150,7 @@ CONSTANTS = "of features, or with a constant for all or for each channel"
 DIVISIONS = ("truediv", "itruediv", "divide", "true_divide")
 LAST = "at the end of a network, where it is left out; not exported elsewhere"
 EQUAL = "with windows of equal size"
-PADDED = "without ceil_mode; with padding, count_include_pad=True"
-PLAIN = "without ceil_mode, dilation and return_indices"
+PLAIN = "without dilation and return_indices"
 GATE = "a gate or a probability in float, which is not exported, except at the end of a network"
 NAMED = f"{GATE}; features of intN or uintN by name quantise it"
 PROBABILITIES: dict[str, type[nn.Module]] = {
@@ -336,7 +335,7 @@ OPERATORS = (
     Operator("sub", Effect.ADD, aliases=("isub", "subtract"), exact=True, note=CONSTANTS),
     Operator("neg", Effect.ADD, aliases=("negative",), exact=True),
     # Deployment sums the integers and divides the quantum by the area.
-    *_poolings("avg_pool", Effect.AVERAGE, (nn.AvgPool1d, nn.AvgPool2d), PADDED),
+    *_poolings("avg_pool", Effect.AVERAGE, (nn.AvgPool1d, nn.AvgPool2d), ""),
     # The size of their windows is not known before the input's.
     *_poolings("adaptive_avg_pool", Effect.FLOAT, ADAPTIVE_AVG_POOLS, EQUAL),
     Operator("mean", Effect.FLOAT, exact=True, note="over all positions"),

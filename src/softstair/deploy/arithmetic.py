@@ -136,7 +136,8 @@ def _per_channel(build: NodeBuilder, name: str, x: Value, value: Tensor) -> Tens
     if value.numel() == 1 and value.dim() <= len(shape) + 1:
         return value.float().reshape(1).expand(channels)
     try:
-        rows = value.float().expand(1, *shape)[0].movedim(axis - 1, 0).flatten(1)
+        rows = value.float().expand(1, *shape)[0].movedim(axis - 1, 0)
+        rows = rows.reshape(len(rows), -1)
     except RuntimeError:
         raise _shape_error(build, name, x, value) from None
     if not bool((rows == rows[:, :1]).all()):

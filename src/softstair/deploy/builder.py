@@ -15,6 +15,7 @@ from softstair._projections import Projection
 from softstair.deploy import nodes
 from softstair.deploy.modules import (
     TABLE,
+    beyond_padding,
     has_gaps,
     has_table,
     not_supported,
@@ -437,8 +438,9 @@ class NodeBuilder(UpsamplingNodes):
         """Add a max-pooling over so many axes, or keep it pending behind a sum."""
         windows = pooling_windows(name, module, axes, self.pooled_shape(x))
         dilated = window(getattr(module, "dilation", 1), axes) != (1,) * axes
-        if module.return_indices or getattr(module, "ceil_mode", False) or dilated:
-            raise ExportError.of(name, "it pools with return_indices, dilation or ceil_mode")
+        if module.return_indices or dilated:
+            raise ExportError.of(name, "it pools with return_indices or dilation")
+        windows = (*windows, beyond_padding(module, windows, self.pooled_shape(x)))
         if isinstance(x, IntegerFeatures):
             node = self.add_node(nodes.MaxPool(name, (x.node,), x.low, x.high, *windows))
             return replace(x, node=node.name)

@@ -59,6 +59,31 @@ def pooling_windows(name: str, module: Any, axes: int, shape: Shape) -> tuple[Sh
     return kernel, kernel, (0,) * axes
 
 
+def beyond_padding(module: Any, windows: tuple[Shape, Shape, Shape], shape: Shape) -> Shape:
+    """Return how far the last windows of a pooling with ceil_mode reach beyond the padding."""
+    if not getattr(module, "ceil_mode", False):
+        return ()
+    beyond = []
+    for kernel, stride, padding, size in zip(*windows, shape[-len(windows[0]) :], strict=True):
+        last = -(-(size + 2 * padding - kernel) // stride) * stride
+        last -= stride * (last >= size + padding)  # it would begin after the features
+        beyond.append(max(0, last + kernel - size - 2 * padding))
+    return tuple(beyond) if any(beyond) else ()
+
+
+def window_counts(module: Any, windows: tuple[Shape, Shape, Shape], shape: Shape) -> list[Tensor]:
+    """Return for each axis by how many elements an average divides the sums of its windows."""
+    beyond = beyond_padding(module, windows, shape) or (0,) * len(windows[0])
+    is_padded = getattr(module, "count_include_pad", True)
+    counts = []
+    axes = zip(*windows, beyond, shape[-len(beyond) :], strict=True)
+    for kernel, stride, padding, more, size in axes:
+        first = torch.arange(0, size + 2 * padding + more - kernel + 1, stride) - padding
+        last = (first + kernel).clamp(max=size + padding * is_padded)
+        counts.append(last - (first if is_padded else first.clamp(min=0)))
+    return counts
+
+
 def check_finite(name: str, module: nn.Module) -> None:
     """Raise ExportError for a parameter or a buffer that has NaN or infinity."""
     for key, tensor in (*module.named_parameters(), *module.named_buffers()):

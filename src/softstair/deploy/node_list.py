@@ -9,8 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from softstair.deploy import nodes
+from softstair.deploy.combining import Scale
 from softstair.deploy.frozen import FrozenNetwork, mapped
-from softstair.deploy.modules import not_supported, pooling_windows
+from softstair.deploy.modules import (
+    beyond_padding,
+    not_supported,
+    pooling_windows,
+    window_counts,
+)
 from softstair.deploy.nodes import ExportError, Shape, Sum
 from softstair.deploy.values import IntegerFeatures
 
@@ -111,19 +117,32 @@ class NodeList:
 
     def average(self, name: str, module: Any, axes: int, x: IntegerFeatures) -> IntegerFeatures:
         """Add the sum of each window; the average is that sum in a smaller unit."""
-        windows = pooling_windows(name, module, axes, self.sizes[x.node])
-        if getattr(module, "ceil_mode", False):
-            raise ExportError.of(name, "it averages with ceil_mode", "Remove it")
-        kernel, _, padding = windows
+        shape = self.sizes[x.node]
+        windows = pooling_windows(name, module, axes, shape)
+        beyond, (kernel, _, padding) = beyond_padding(module, windows, shape), windows
         area, low, high = math.prod(kernel), x.low, x.high
-        if any(padding):
-            if not module.count_include_pad:
-                reason = "its windows at the border average fewer features"
-                raise ExportError.of(name, reason, "Set count_include_pad=True")
+        if any(padding) or beyond:
             low, high = min(low, 0), max(high, 0)
-        node = self.add_node(nodes.SumPool(name, (x.node,), area * low, area * high, *windows))
-        unit = x.unit / (getattr(module, "divisor_override", None) or area)
-        return IntegerFeatures(node.name, unit, node.low, node.high)
+        ends = (area * low, area * high)
+        node = self.add_node(nodes.SumPool(name, (x.node,), *ends, *windows, beyond))
+        counts = window_counts(module, windows, shape)
+        result = IntegerFeatures(node.name, x.unit, node.low, node.high)
+        if divisor := getattr(module, "divisor_override", None):
+            return replace(result, unit=x.unit / divisor)
+        if all(bool((count == count[0]).all()) for count in counts):
+            return replace(result, unit=x.unit / math.prod(int(count[0]) for count in counts))
+        return self._weighted(name, result, counts)
+
+    def _weighted(self, name: str, x: IntegerFeatures, counts: Sequence[Tensor]) -> IntegerFeatures:
+        """Add averages of windows with different numbers of elements, in a common unit."""
+        common = [math.lcm(*count.tolist()) for count in counts]
+        factor, *more = (all_ // count for all_, count in zip(common, counts, strict=True))
+        for columns in more:
+            factor = factor[:, None] * columns
+        largest, name = int(factor.max()), self.unused(f"{name}.weighted")
+        ends = (min(x.low * largest, 0), max(x.high * largest, 0))
+        node = self.add_node(Scale(name, (x.node,), *ends, factor[None].int()))
+        return IntegerFeatures(node.name, x.unit / math.prod(common), *ends)
 
     def mean(self, name: str, x: IntegerFeatures, axes: Sequence[int]) -> IntegerFeatures:
         """Add the sum over all spatial axes, which keep length 1."""

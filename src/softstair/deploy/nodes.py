@@ -200,31 +200,49 @@ def doubly_rounded(value: Tensor, multiplier: Tensor, shift: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class MaxPool(Node):
-    """The maximum of each window; padding never is the maximum."""
+    """The maximum of each window; padding never is the maximum.
+
+    The last windows of an axis may reach ``beyond`` its padding.
+    """
 
     kernel: Shape
     stride: Shape
     padding: Shape
+    beyond: Shape = ()
 
     def run(self, *x: Tensor) -> Tensor:
         pool = F.max_pool1d if len(self.kernel) == 1 else F.max_pool2d
-        return pool(x[0].double(), self.kernel, self.stride, self.padding).int()
+        wide = F.pad(x[0].double(), _pairs(self.padding, self.beyond), value=-torch.inf)
+        return pool(wide, self.kernel, self.stride).int()
 
 
 @dataclass(frozen=True, eq=False)
 class SumPool(Node):
-    """The sum of each window: an average times its number of elements."""
+    """The sum of each window: an average times its number of elements.
+
+    The last windows of an axis may reach ``beyond`` its padding.
+    """
 
     kernel: Shape
     stride: Shape
     padding: Shape = (0, 0)
+    beyond: Shape = ()
 
     def run(self, *x: Tensor) -> Tensor:
         if len(self.kernel) == 1:  # avg_pool1d cannot leave out the division
-            rows = ((1, *self.kernel), (1, *self.stride), (0, *self.padding[-1:]))
+            ends = ((0, *self.padding[-1:]), (0, *(self.beyond or (0,))))
+            rows = ((1, *self.kernel), (1, *self.stride), *ends)
             return SumPool("", (), 0, 0, *rows).run(x[0].unsqueeze(-2)).squeeze(-2)
-        windows = (self.kernel, self.stride, self.padding)
-        return F.avg_pool2d(x[0].double(), *windows, divisor_override=1).round_().int()
+        wide = F.pad(x[0].double(), _pairs(self.padding, self.beyond))
+        windows = (self.kernel, self.stride)
+        return F.avg_pool2d(wide, *windows, divisor_override=1).round_().int()
+
+
+def _pairs(padding: Shape, beyond: Shape) -> list[int]:
+    """Return what F.pad takes: the last axis first."""
+    more = beyond or (0,) * len(padding)
+    axes = zip(reversed(padding), reversed(more), strict=True)
+    return [size for before, extra in axes for size in (before, before + extra)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -164,7 +164,8 @@ def _input(graph: OnnxGraph, node: nodes.Input, x: list[StoredTensor]) -> Stored
 def _sum_pool(graph: OnnxGraph, node: nodes.SumPool, x: list[StoredTensor]) -> StoredTensor:
     _check_rank(graph, node)
     shape, positions = graph.network.sizes[node.name], math.prod(node.kernel)
-    whole = node.kernel == graph.network.sizes[node.inputs[0]][1:] and not any(node.padding)
+    is_padded = any((*node.padding, *node.beyond))
+    whole = node.kernel == graph.network.sizes[node.inputs[0]][1:] and not is_padded
     if x[0].kind == "INT32" or not whole:
         return _weighted_sum(graph, node, x)
     # The sum over all positions is a product with ones. Channels are last where ONNX Runtime

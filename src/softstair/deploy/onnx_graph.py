@@ -132,7 +132,7 @@ class OnnxGraph:
     def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
         """Add a MaxPool node under exactly this name."""
         windows: dict[str, Any] = {"kernel_shape": node.kernel, "strides": node.stride}
-        return self.apply("MaxPool", [x], name=name, pads=[*node.padding] * 2, **windows)
+        return self.apply("MaxPool", [x], name=name, pads=pads_of(node), **windows)
 
     def table_places(self, node: nodes.Input) -> str:
         """Add the place of each input in the tables of all channels, one after the other."""
@@ -273,11 +273,17 @@ def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array,
     """Return the weights and the attributes of a convolution; a linear layer has no attributes."""
     if isinstance(node, nodes.SumPool):
         weight = np.ones((channels, 1, *node.kernel), np.int64)
-        pads = [*node.padding[-len(node.kernel) :]] * 2
-        return weight, {"strides": node.stride, "pads": pads, "group": channels}
+        return weight, {"strides": node.stride, "pads": pads_of(node), "group": channels}
     windows = {"strides": node.stride, "pads": [*node.padding] * 2, "dilations": node.dilation}
     attributes = {**windows, "group": node.groups} if node.weight.dim() > 2 else {}
     return node.weight.numpy().astype(np.int64), attributes
+
+
+def pads_of(node: nodes.MaxPool | nodes.SumPool) -> list[int]:
+    """Return the padding of a pooling: before all axes, then after them."""
+    padding = node.padding[-len(node.kernel) :]
+    beyond = node.beyond or (0,) * len(padding)
+    return [*padding, *(size + more for size, more in zip(padding, beyond, strict=True))]
 
 
 def write_model(model: Any, path: Path | str) -> Path:
