@@ -231,6 +231,7 @@ class _Walk:
         has_constant = len(terms) < len(x) or step.has_numbers or name == "neg"
         total = _Value(_Kind.TOTAL, number, max(term.depth for term in terms))
         is_float = any(term.kind is _Kind.FLOAT for term in terms)
+        is_float |= has_constant and len(terms) > 1  # with `out` or `alpha`
         # The network's input is given another scale before it is read.
         if is_float or (terms[0].place == 0 if has_constant else name == "div"):
             return replace(total, kind=_Kind.FLOAT)
