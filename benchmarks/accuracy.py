@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.sentence import tell
 from paper import Training, load
 from paper.rows import to_text
-from softstair.train.recipe import FIELDS
+from softstair.train.recipe import OPTIONS
 
 OFF = ("None", "none", "false", "same")
 LEAST = 0.05
@@ -86,7 +86,7 @@ class Effect:
 
 def cells(training: Training, names: Sequence[str]) -> Values:
     """Return fields of a recipe as text."""
-    return tuple(to_text(name, getattr(training.recipe, name)) for name in names)
+    return tuple(to_text(name, training.recipe[name]) for name in names)
 
 
 def _order(values: Values) -> tuple[bool, float]:
@@ -100,7 +100,7 @@ def _order(values: Values) -> tuple[bool, float]:
 def find_options(trainings: Sequence[Training]) -> list[Option]:
     """Return the options in which trainings differ."""
     together: dict[Values, list[str]] = {}
-    for name in FIELDS:
+    for name in OPTIONS:
         column = [cells(training, [name]) for training in trainings]
         if name not in ("seed", "fold") and len(set(column)) > 1:
             numbers = {value: str(number) for number, value in enumerate(dict.fromkeys(column))}
@@ -121,7 +121,7 @@ def indicators(keys: Sequence[object]) -> np.ndarray:
 def fit(trainings: Sequence[Training], options: Sequence[Option]) -> tuple[list[Effect], float]:
     """Return the effects, largest first, and the accuracy at the baselines, both in points."""
     y = 100 * np.array([training.valid_accuracy for training in trainings])
-    blocks = indicators([(training.recipe.seed, training.fold) for training in trainings])
+    blocks = indicators([(training.recipe.run.seed, training.fold) for training in trainings])
     columns = [(option, level, x) for option in options for level, x in option.columns()]
     model = np.column_stack([blocks, *(x for *_, x in columns)])
     if np.linalg.matrix_rank(model) < model.shape[1]:
@@ -149,7 +149,7 @@ def fit(trainings: Sequence[Training], options: Sequence[Option]) -> tuple[list[
 
 def option_key(training: Training) -> Values:
     """Return what trainings of one configuration have in common."""
-    return cells(training, [name for name in FIELDS if name not in ("seed", "fold")])
+    return cells(training, [name for name in OPTIONS if name not in ("seed", "fold")])
 
 
 def error_variance(

@@ -39,10 +39,9 @@ def networks(folder: Path) -> Iterator[tuple[Recipe, Layers]]:
         if recipe is None or state is None:
             raise RunError(f"{str(path)!r} has no checkpoint: train it, or leave it out.")
         held = state["network"]
+        net = recipe.network
         names = [name.removesuffix(MARK) for name in held if name.endswith(MARK)]
-        stairs = [
-            stair_named(recipe.weights, float(held[n + MARK]), recipe.thresholds) for n in names
-        ]
+        stairs = [stair_named(net.weights, float(held[n + MARK]), net.thresholds) for n in names]
         weights = [held[f"{name}.weight"] for name in names]
         yield recipe, list(zip(stairs, weights, strict=True))
 
@@ -57,8 +56,8 @@ def rows(folder: Path) -> Iterator[dict[str, str]]:
                 f"at {level / float(stair.quantum):g}": f"{count / index.numel():.4f}"
                 for level, count in zip(stair.levels, counts, strict=True)
             }
-            unit = {"configuration": configuration(recipe).name, "epochs": str(recipe.epochs)}
-            yield {**unit, "fold": str(recipe.fold), "layer": str(layer), **shares}
+            unit = {"configuration": configuration(recipe).name, "epochs": str(recipe.run.epochs)}
+            yield {**unit, "fold": str(recipe.data.fold), "layer": str(layer), **shares}
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ def measure(
     test = None
     if data.test_x is not None and data.test_y is not None:
         test = Examples(data.test_x, data.test_y, *numbers)
-    augmentation = Recipe(data=known.data).augmentation
+    augmentation = Recipe.from_flat(data=known.data).data.augmentation
     for statistics, network in networks(name, training, augmentation, every_layer):
         network.to(device)
         yield {

@@ -10,7 +10,6 @@ step's images per second, and the float twin as teacher 0.65.
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +50,9 @@ def measure(device: torch.device, batch: int, effort: Effort) -> dict[str, dict[
     """Return by variant the images per second and their ratio to the plain step's."""
     load = workload("vgg8")
     plain = load.recipe(batch, static_std=True, augment="crop-flip")
-    recipes = {name: replace(plain, **fields) for name, fields in OPTIONS.items()}
-    recipes["all"] = replace(plain, **ALL)
-    recipes["all, INT8 first layer"] = replace(recipes["all"], first_layer="int8")
+    recipes = {name: plain.replace(**fields) for name, fields in OPTIONS.items()}
+    recipes["all"] = plain.replace(**ALL)
+    recipes["all, INT8 first layer"] = recipes["all"].replace(first_layer="int8")
     teachers = {f"all, teacher {name}": name for name in ("vgg8", "resnet18")}
     results: dict[str, dict[str, float]] = {}
     with training_settings(plain, device):

@@ -35,9 +35,9 @@ from benchmarks.baselines.harness import Run
 from benchmarks.baselines.peer_networks import METHODS, accuracy
 from benchmarks.sentence import tell
 from softstair.data import load
-from softstair.train import Recipe
+from softstair.train import OptimiserOptions, Recipe
 from softstair.train.execution import training_settings
-from softstair.train.optimiser import OptimiserOptions, Rates, make_optimiser
+from softstair.train.optimiser import Rates, make_optimiser
 from softstair.train.teacher import FloatRun, Teacher
 
 NETWORKS = {"digits": ("mobilenet-16", "none"), "cifar10": ("resnet20", "crop-flip")}
@@ -55,7 +55,7 @@ def train(run: Run, latent_rate: float | None = None) -> float:
     begin = clock()
     run.network.train()
     options = OptimiserOptions(
-        optimiser="adamw",
+        "adamw",
         learning_rate=run.rate,
         latent_rate=latent_rate,
         weight_decay=run.weight_decay,
@@ -80,7 +80,7 @@ def new_run(given: argparse.Namespace, seed: int, fold: int, epochs: int, rate: 
     every = dataset.test_x is not None
     if given.data == "digits":
         dataset = replace(dataset, x=dataset.x.repeat_interleave(2, 2).repeat_interleave(2, 3))
-    recipe = Recipe(
+    recipe = Recipe.from_flat(
         data=given.data, model=model, augment=augment, weights="float", features="float",
         integer_input=True, precision="float32", batch=given.batch, epochs=epochs, seed=seed,
         fold="all" if every else fold, folds=FOLDS,
@@ -112,12 +112,16 @@ def measure(
     if given.teacher:
         start = FloatRun(run.recipe, copy.deepcopy(model), digest="")
         run.teacher = Teacher(start, run.recipe, run.dataset, run.device)
-    chunks = islice(run.training.chunks(run.recipe.batch), CALIBRATION_BATCHES)
+    chunks = islice(run.training.chunks(run.recipe.run.batch), CALIBRATION_BATCHES)
     candidate = METHODS[method](model, bits, [x for x, _ in chunks])
     row: dict[str, Any] = {"method": method, "bits": bits, "rate": f"{run.rate:g}"}
     row["latent_rate"] = "" if given.latent_rate is None else f"{given.latent_rate:g}"
-    row |= {"epochs": run.recipe.epochs, "teacher": "yes" if given.teacher else ""}
-    row |= {"seed": run.recipe.seed, "fold": run.recipe.fold, "float": accuracy(model, run)}
+    row |= {"epochs": run.recipe.run.epochs, "teacher": "yes" if given.teacher else ""}
+    row |= {
+        "seed": run.recipe.run.seed,
+        "fold": run.recipe.data.fold,
+        "float": accuracy(model, run),
+    }
     row["untrained"] = accuracy(candidate.untrained, run)
     run.network = candidate.network.to(run.device)
     seconds = train(run, given.latent_rate)

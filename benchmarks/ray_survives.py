@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -55,12 +54,14 @@ PATIENCE = 600.0
 
 def units(number: int, epochs: int = 12) -> list[Unit]:
     """So many units of a second or two: noise × forward × interval on five folds."""
-    base = Recipe(data="marking:digits", model="digits", limit=400, batch=32).rescaled(epochs)
+    base = Recipe.from_flat(data="marking:digits", model="digits", limit=400, batch=32).rescaled(
+        epochs
+    )
     choices = product(("uniform", "normal"), ("mode", "random"), ("partition", "same_end"))
     found = [
         Configuration(
             f"{noise}-{forward}-{interval}",
-            replace(base, noise=noise, forward=forward, interval=interval, period=epochs / 4),
+            base.replace(noise=noise, forward=forward, interval=interval, period=epochs / 4),
         )
         for noise, forward, interval in choices
     ]

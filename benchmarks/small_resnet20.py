@@ -21,7 +21,7 @@ from paper.rows import from_text
 from softstair.data import Dataset, load as load_data
 from softstair.models import resnet20
 from softstair.train import Recipe, train
-from softstair.train.options import describe
+from softstair.train.recipe import OPTIONS
 
 COMMON = {"data": "small_resnet20:load", "model": "small_resnet20:build", "augment": "crop-flip"}
 COMMON |= {"integer_input": True, "batch": 128, "limit": 25_000, "static_std": True}
@@ -55,10 +55,10 @@ def main() -> int:
     start = str(given.out / "float")
     own = FLOAT if given.name == "float" else QUANTISED | {"init_from": start, "teacher": start}
     pairs = dict(field.split("=", 1) for field in given.fields)
-    if unknown := pairs.keys() - describe(Recipe).keys():
+    if unknown := pairs.keys() - OPTIONS.keys():
         raise ValueError(f"a recipe has no field {sorted(unknown)[0]!r}")
     own |= {name: from_text(name, text) for name, text in pairs.items()}
-    recipe = Recipe(**{**COMMON, "epochs": given.epochs, **own})
+    recipe = Recipe.from_flat(**{**COMMON, "epochs": given.epochs, **own})
     settings = {"data_dir": given.data_dir, "device": "cpu", "resume": True}
     summary = train(recipe, given.out / given.name, **settings)
     print(given.name, *(f"{100 * summary[f'{part}_accuracy']:.2f}" for part in ("valid", "test")))

@@ -29,9 +29,9 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     given = parser.parse_args()
     recipe = recipe_of(given.run)
-    data = load(recipe.data, given.data_dir)
+    data = load(recipe.data.name, given.data_dir)
     network = trained_network(given.run, data)
-    numbers = data.numbers(recipe.integer_input, recipe.centre_input)
+    numbers = data.numbers(recipe.data.integer_input, recipe.data.centre_input)
     assert data.test_x is not None
     assert data.test_y is not None
     test = Examples(data.test_x, data.test_y, *numbers)

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from softstair.train.options import Options, describe
+from softstair.train.options import describe
+from softstair.train.recipe import GROUPS
 
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = {
@@ -48,12 +49,12 @@ def api_page(name: str) -> str:
         if path in sys.modules:  # a function and the module that defines it
             path = f"{value.__module__}.{value.__qualname__}"
         lines += [f"::: {path}", ""]
-        if isinstance(value, type) and issubclass(value, Options):
+        if value in GROUPS.values():
             lines += option_table(value)
     return "\n".join(lines)
 
 
-def option_table(options: type[Options]) -> list[str]:
+def option_table(options: type) -> list[str]:
     """Return the lines of a table of the fields, whose help texts are not docstrings."""
     default = options()
     lines = ["| field | default | meaning |", "|---|---|---|"]

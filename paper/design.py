@@ -25,8 +25,8 @@ from softstair._check import choice, ending, invalid, shortened, suggestion, wro
 from softstair._errors import SoftstairError
 from softstair.schedule import INTERVALS, POWERS
 from softstair.train import Recipe, preset
-from softstair.train.options import REPLACED, describe
-from softstair.train.recipe import FIELDS
+from softstair.train.groups import REPLACED
+from softstair.train.recipe import OPTIONS
 
 FREEDOMS = ("noise", "forward", "static_mean", "static_std", "interval", "power")
 """The paper's degrees of freedom."""
@@ -59,7 +59,7 @@ class Unit:
     @property
     def name(self) -> str:
         """Such as uniform-mode-static/fold-0."""
-        return f"{self.configuration}/fold-{self.recipe.fold}"
+        return f"{self.configuration}/fold-{self.recipe.data.fold}"
 
     def path(self, folder: Path) -> Path:
         """Its run directory, in the grid's."""
@@ -90,7 +90,7 @@ class Design:
             raise SoftstairError("a design must have at least one configuration.")
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise SoftstairError(f"two configurations have the same name, {twice[0]!r}.")
-        most = min(configuration.recipe.folds for configuration in self.configurations)
+        most = min(configuration.recipe.data.folds for configuration in self.configurations)
         valid = all(type(fold) is int and 0 <= fold < most for fold in self.folds)
         valid = (valid and len(self.folds) > 0) or self.folds == ("all",)
         if not valid or len(set(self.folds)) != len(self.folds):
@@ -105,7 +105,7 @@ class Design:
         """Every configuration on every fold; the folds of one configuration lie together."""
         for configuration in self.configurations:
             for fold in self.folds:
-                yield Unit(configuration.name, replace(configuration.recipe, fold=fold))
+                yield Unit(configuration.name, configuration.recipe.replace(fold=fold))
 
     def where(self, wanted: Mapping[str, Sequence[str]]) -> "Design":
         """The configurations in which each of these fields has one of these values, as text.
@@ -161,19 +161,19 @@ class Design:
     def varied(self) -> tuple[str, ...]:
         """The fields in which its configurations differ."""
         rows = [to_row(configuration.recipe) for configuration in self.configurations]
-        return tuple(name for name in FIELDS if len({row[name] for row in rows}) > 1)
+        return tuple(name for name in OPTIONS if len({row[name] for row in rows}) > 1)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for :func:`json.dumps`."""
-        recipes = [{"name": entry.name, **entry.recipe.to_json()} for entry in self.configurations]
+        recipes = [{"name": entry.name, **entry.recipe.to_flat()} for entry in self.configurations]
         return {"name": self.name, "folds": list(self.folds), "configurations": recipes}
 
 
 def configuration(recipe: Recipe) -> Configuration:
     """Return a recipe, named after the values of the paper's degrees of freedom."""
-    words: list[str] = [recipe.noise, recipe.forward]
-    moving = [what for what in ("mean", "std") if not getattr(recipe, f"static_{what}")]
-    words += ["_".join(moving), recipe.interval, recipe.power] if moving else ["static"]
+    words: list[str] = [recipe.noise.name, recipe.noise.forward]
+    moving = [what for what in ("mean", "std") if not recipe[f"static_{what}"]]
+    words += ["_".join(moving), recipe.noise.interval, recipe.noise.power] if moving else ["static"]
     return Configuration("-".join(words), recipe)
 
 
@@ -191,12 +191,15 @@ def _paper(name: str, is_full: bool) -> Design:
     for values in itertools.product(*axes):
         freedoms: dict[str, Any] = dict(zip(FREEDOMS, values, strict=True))
         is_static = freedoms["static_mean"] and freedoms["static_std"]
-        is_first = (freedoms["interval"], freedoms["power"]) == (base.interval, base.power)
+        is_first = (freedoms["interval"], freedoms["power"]) == (
+            base.noise.interval,
+            base.noise.power,
+        )
         is_stair = not freedoms["static_std"] or freedoms["forward"] != "expectation"
         is_small = freedoms["static_mean"] and (is_static or freedoms["noise"] == "uniform")
         if is_stair and (is_first or not is_static) and (is_full or is_small):
-            configurations.append(configuration(replace(base, **freedoms)))
-    return Design(name, tuple(configurations), tuple(range(base.folds)), names_folds=False)
+            configurations.append(configuration(base.replace(**freedoms)))
+    return Design(name, tuple(configurations), tuple(range(base.data.folds)), names_folds=False)
 
 
 DESIGNS = {
@@ -213,10 +216,10 @@ def check_field(name: str) -> None:
             "but fold was given.",
             field="fold",
         )
-    if name not in FIELDS:
+    if name not in OPTIONS:
         raise SoftstairError(
             f"a field must be one of {', '.join(FREEDOMS)}, or another field of a recipe, but "
-            f"{name!r} was given{ending(name, FIELDS)}",
+            f"{name!r} was given{ending(name, OPTIONS)}",
             field=name,
         )
 
@@ -280,7 +283,7 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
                 "given: give name = in the file."
             )
     base = changed(preset(table.get("preset", "digits")), table.get("recipe", {}))
-    folds = tuple(table.get("folds", range(base.folds)))
+    folds = tuple(table.get("folds", range(base.data.folds)))
     configurations = _configurations(base, rows, table.get("vary", {}), without)
     return Design(name, tuple(configurations), folds, "folds" in table)
 
@@ -293,10 +296,10 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
     for name in fields:
         check_field(name)
     values = {name: _from_toml(name, value) for name, value in fields.items()}
-    recipe = recipe.for_changes(values)
+    recipe = replace(recipe, network=recipe.network.for_changes(values))
     if "epochs" in values:
         recipe = recipe.rescaled(values["epochs"])
-    return replace(recipe, **values)
+    return recipe.replace(**values)
 
 
 def _check_varied(rows: Sequence[Mapping[str, Any]], vary: Mapping[str, Any]) -> None:
@@ -330,7 +333,7 @@ def _configurations(
     for row, of_row in zip(rows, fields, strict=True):
         shown = vary if "name" in row else {**of_row, **vary}
         for values in chosen:
-            recipe = replace(changed(base, {**of_row, **values}), fold=0)
+            recipe = changed(base, {**of_row, **values}).replace(fold=0)
             every.append(Configuration(_name(row.get("name"), recipe, shown), recipe))
     for field, values in vary.items():
         if len({_from_toml(field, value) for value in values}) < len(values):
@@ -339,7 +342,7 @@ def _configurations(
     kept: dict[tuple[str, ...], Configuration] = {}
     for each in every:
         if not any(
-            all(getattr(each.recipe, field) in values for field, values in entry.items())
+            all(each.recipe[field] in values for field, values in entry.items())
             for entry in unwanted
         ):
             # Where nothing moves, interval and power do not matter: the first stands for all.
@@ -350,7 +353,7 @@ def _configurations(
 def _name(row: str | None, recipe: Recipe, fields: Collection[str]) -> str:
     """Return the name of a configuration: that of its row, if any, and these fields."""
     words = [] if row is None else [row]
-    words += [f"{field}={cell_of(recipe, field)}" for field in FIELDS if field in fields]
+    words += [f"{field}={cell_of(recipe, field)}" for field in OPTIONS if field in fields]
     name = re.sub(r"[^\w.,=+-]", "_", ",".join(words))
     return name.encode()[:200].decode(errors="ignore") or EVERYTHING
 
@@ -364,7 +367,7 @@ def _alternatives(entry: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[s
         is_list = isinstance(value, list)
         several = is_list and (field != "skip" or any(isinstance(entry, list) for entry in value))
         values = [_from_toml(field, entry) for entry in (value if several else [value])]
-        there = [getattr(recipe, field) for recipe in recipes]
+        there = [recipe[field] for recipe in recipes]
         absent = [entry for entry in values if entry not in there]
         if absent or not values:
             raise SoftstairError(
@@ -377,7 +380,7 @@ def _alternatives(entry: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[s
 
 def _from_toml(field: str, value: Any) -> Any:
     """Convert a value from TOML, which has no null."""
-    if value == "None" and describe(Recipe)[field].is_optional:
+    if value == "None" and OPTIONS[field].is_optional:
         return None
     return tuple(value) if isinstance(value, list) else value
 

@@ -296,7 +296,7 @@ def same_end(figure: Figure) -> None:
             )
             level = 100 * (partition.valid_accuracy or 0)
             axes.axhline(level, color=shade, linestyle="--", linewidth=0.9)
-        axes.axvline(unit.recipe.period * 7, color=SOFT, linestyle=":")
+        axes.axvline(unit.recipe.noise.period * 7, color=SOFT, linestyle=":")
         axes.set(title=title, xlabel="epoch", xlim=(0, len(unit.curve)), ylim=(0, 100))
     panels[0].set_ylabel("validation, %")
     legend(figure, panels[0])

@@ -144,7 +144,11 @@ def _distinguishing(rivals: Sequence[Study]) -> list[str]:
 def _layers(study: Study) -> int:
     """Return how many layers are annealed; a network of one's own is drawn as VGG8."""
     recipe = study.trainings[0].recipe
-    name = DEFAULTS.get(recipe.data, "") if recipe.model == "auto" else recipe.model
+    name = (
+        DEFAULTS.get(recipe.data.name, "")
+        if recipe.network.model == "auto"
+        else recipe.network.model
+    )
     return LAYERS.get(name, LAYERS["vgg8"])
 
 

@@ -37,7 +37,7 @@ def unfinished(units: Iterable[Unit], folder: Path) -> Iterator[Unit]:
 def refuse_mixed_data(units: Iterable[Unit], folder: Path, data_dir: str) -> None:
     """Raise RunError if the folder has runs of another version of these units' data sets than is
     in ``data_dir``."""
-    refuse_other_data(find(folder), {unit.recipe.data for unit in units}, data_dir)
+    refuse_other_data(find(folder), {unit.recipe.data.name for unit in units}, data_dir)
 
 
 def run(
@@ -134,7 +134,7 @@ class Timer:
         left = self.deadline - self._clock()
         if self._is_partial or left <= 0:
             return left > 0
-        epochs = unit.recipe.epochs - last_epoch(unit.path(folder) / "metrics.jsonl")[0]
+        epochs = unit.recipe.run.epochs - last_epoch(unit.path(folder) / "metrics.jsonl")[0]
         return self._delay + epochs * max(self._epochs.values(), default=self._known) <= left
 
 

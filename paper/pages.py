@@ -153,7 +153,7 @@ def coverage(trainings: Sequence[Training]) -> str:
     rows = []
     for name, design in DESIGNS.items():
         data = name.removeprefix("paper-")
-        units = {(unit.configuration, unit.recipe.fold) for unit in design.units()}
+        units = {(unit.configuration, unit.recipe.data.fold) for unit in design.units()}
         kinds: dict[tuple[str, int], set[tuple[bool, bool]]] = {}
         for run in select(trainings, {"data": data}):
             if (run.configuration, run.fold) in units:
@@ -262,7 +262,7 @@ def _on_fold_0(trainings: Sequence[Training], wanted: Iterable[dict[str, str]]) 
     """Validation of each of these settings, and then test; running statistics, no float network."""
     fixed = {"data": "cifar10", "fold": "0", "statistics": "running"}
     full = [run for run in select(trainings, fixed) if is_full(run)]
-    ours = [run for run in full if not run.recipe.is_float]
+    ours = [run for run in full if not run.recipe.network.is_float]
     groups = [select(ours, each) for each in wanted]
     valid = [average(run.valid_accuracy for run in group) for group in groups]
     test = [average(run.test_accuracy for run in group) for group in groups]
@@ -615,7 +615,7 @@ def written() -> dict[Path, str]:
     """Every file that this script writes, as it is to be."""
     trainings = reproduction()
     findings = judged(trainings)
-    stairs = [run for run in trainings if not run.recipe.is_float]
+    stairs = [run for run in trainings if not run.recipe.network.is_float]
     holds, details = DOCS / "results.md", ROOT / "paper" / "RESULTS.md"
     parts = {
         "coverage": coverage(trainings),

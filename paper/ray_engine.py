@@ -202,7 +202,7 @@ class RayPool(Pool):
         return self._resources.at_once(machines)
 
     def start(self, task: Task) -> None:
-        message = {"name": task.name, "recipe": task.recipe.to_json(), "out": str(task.out)}
+        message = {"name": task.name, "recipe": task.recipe.to_flat(), "out": str(task.out)}
         share = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
         train = self._train.options(name=task.name, **share)
         self._refs[train.remote(message | self._surroundings, self._mailbox)] = task
@@ -353,7 +353,7 @@ def _train(task: dict[str, Any], send: Any) -> None:
     from softstair.train import Interrupted, Recipe
     from softstair.train.progress import train_with_events
 
-    recipe, out = Recipe.from_json(task["recipe"]), Path(task["out"])
+    recipe, out = Recipe.from_flat(task["recipe"]), Path(task["out"])
     # Ray allows a process one thread for each of its CPUs; results must not depend on that.
     torch.set_num_threads(task["threads"])
     if (out / "lock").exists():

@@ -175,10 +175,10 @@ class UnitStatus:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "fold": self.unit.recipe.fold,
+            "fold": self.unit.recipe.data.fold,
             "state": self.state,
             "epochs": self.epochs,
-            "of_epochs": self.unit.recipe.epochs,
+            "of_epochs": self.unit.recipe.run.epochs,
             "valid_accuracy": self.accuracy,
             "data_version": self.data_version,
             "seconds": self.seconds,
@@ -203,12 +203,14 @@ def done_elsewhere(design: Design, paths: Iterable[Path], data_dir: Path) -> dic
     here, or with other results than another one, or is damaged. Empty folders are allowed.
     """
     units, found = {unit.name: unit for unit in design.units()}, dict[str, Training]()
-    versions = {data: version(data, data_dir) for data in {u.recipe.data for u in units.values()}}
+    versions = {
+        data: version(data, data_dir) for data in {u.recipe.data.name for u in units.values()}
+    }
     for training, path in (pair for source in _sources(paths) for pair in located(source)):
         if not training.is_done or (unit := units.get(training.name)) is None:
             continue
         given, here = training.settings, {**training.settings, **to_row(unit.recipe)}
-        if training.data_version != UNKNOWN and (present := versions[unit.recipe.data]):
+        if training.data_version != UNKNOWN and (present := versions[unit.recipe.data.name]):
             here[tables.DATA_VERSION] = present
         names = [name for name in ("epochs", *tables.NAMES) if given[name] != here[name]]
         problem = f"with {names[0]} = {given[names[0]]}, here {here[names[0]]}" if names else ""
@@ -260,7 +262,7 @@ def time_spent(units: Sequence[UnitStatus]) -> dict[str, Any]:
     """
     done = [status for status in units if status.is_done]
     cost, epochs = (sum(getattr(s, name) for s in done) for name in ("cost", "epochs"))
-    left = sum(max(0, s.unit.recipe.epochs - s.epochs) for s in units if not s.is_done)
+    left = sum(max(0, s.unit.recipe.run.epochs - s.epochs) for s in units if not s.is_done)
     return {
         "seconds_used": sum(status.cost for status in units),
         "seconds_left": left * cost / epochs if epochs else None,
@@ -282,7 +284,7 @@ def summarise(units: Sequence[UnitStatus]) -> dict[str, Any]:
     return {
         **{state: sum(status.state == state for status in units) for state in STATES},
         "epochs": sum(status.epochs for status in units),
-        "of_epochs": sum(status.unit.recipe.epochs for status in units),
+        "of_epochs": sum(status.unit.recipe.run.epochs for status in units),
         "valid_accuracy": sum(scores) / len(scores) if has_mean else None,
     }
 

@@ -1,24 +1,22 @@
 """Recipes as rows of a table, whose cells are text."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from softstair.train import Recipe
-from softstair.train.options import describe
-from softstair.train.recipe import FIELDS
+from softstair.train.recipe import OPTIONS
 
 
 def to_text(name: str, value: Any) -> str:
     """Return the value of a field as text: true, 9.0, None, ``fc1,fc2`` or none."""
-    if describe(Recipe)[name].kind is tuple:
+    if OPTIONS[name].kind is tuple:
         return ",".join(value) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def from_text(name: str, cell: Any) -> Any:
     """Return the value of a field in a cell, which is text or has the type of the field."""
-    known, value = describe(Recipe)[name], cell
+    known, value = OPTIONS[name], cell
     try:
         if known.is_optional and cell == "None":
             value = None
@@ -39,17 +37,17 @@ def cell_of(recipe: Recipe, name: str) -> str:
 
     Interval and power of noise that is not annealed have no effect, and are ``none``.
 
-    >>> cell_of(Recipe(static_std=True), "interval"), cell_of(Recipe(), "static_std")
+    >>> cell_of(Recipe.from_flat(static_std=True), "interval"), cell_of(Recipe(), "static_std")
     ('none', 'false')
     """
     if name in ("interval", "power") and not recipe.is_annealed:
         return "none"
-    return to_text(name, getattr(recipe, name))
+    return to_text(name, recipe[name])
 
 
 def to_row(recipe: Recipe) -> dict[str, str]:
     """Return every field of a recipe as text, for a row of a table."""
-    return {name: cell_of(recipe, name) for name in FIELDS}
+    return {name: cell_of(recipe, name) for name in OPTIONS}
 
 
 def from_row(row: Mapping[str, Any]) -> Recipe:
@@ -61,9 +59,9 @@ def from_row(row: Mapping[str, Any]) -> Recipe:
     >>> from_row({"epochs": "50", "static_std": "TRUE", "interval": "none"}).interval
     'partition'
     """
-    cells = {name: row[name] for name in FIELDS if row.get(name) not in ("", None)}
+    cells = {name: row[name] for name in OPTIONS if row.get(name) not in ("", None)}
     annealing = {name: cells.pop(name) for name in ("interval", "power") if name in cells}
-    recipe = Recipe(**{name: from_text(name, cell) for name, cell in cells.items()})
+    recipe = Recipe.from_flat(**{name: from_text(name, cell) for name, cell in cells.items()})
     if not recipe.is_annealed:
         annealing = {name: cell for name, cell in annealing.items() if cell != "none"}
-    return replace(recipe, **annealing)
+    return recipe.replace(**annealing)

@@ -32,7 +32,7 @@ SHARED = tuple(
 )
 """The settings that all trainings of a study share."""
 FULL = {
-    design.configurations[0].recipe.data: design.configurations[0].recipe.epochs
+    design.configurations[0].recipe.data.name: design.configurations[0].recipe.run.epochs
     for design in DESIGNS.values()
 }
 """The paper's epochs of each data set: levels are judged of no fewer."""
@@ -53,15 +53,15 @@ class Study:
 
     @property
     def data(self) -> str:
-        return self.trainings[0].recipe.data
+        return self.trainings[0].recipe.data.name
 
     @property
     def epochs(self) -> int:
-        return self.trainings[0].recipe.epochs
+        return self.trainings[0].recipe.run.epochs
 
     @property
     def statistics(self) -> str:
-        return self.trainings[0].recipe.statistics
+        return self.trainings[0].recipe.run.statistics
 
     @property
     def is_validated(self) -> bool:
@@ -96,7 +96,7 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
     """
     groups: dict[tuple[str, ...], dict[tuple[str, ...], Training]] = {}
     for training in trainings:
-        if training.recipe.is_float:
+        if training.recipe.network.is_float:
             continue
         settings = training.settings
         part = "all" if training.fold == "all" else ""
@@ -195,7 +195,7 @@ def counted(*repetitions: Collection[tuple[Fold, int]]) -> str:
 
 def drop_of(training: Training) -> int | None:
     """Return how many epochs were done when the learning rate dropped; None if it never did."""
-    if training.recipe.rate_shape != "drop":
+    if training.recipe.optimiser.rate_shape != "drop":
         return None
     first = training.curve[0].learning_rate
     lower = (e.epoch for e in training.curve if e.learning_rate < first * (1 - 1e-6))
@@ -269,11 +269,11 @@ def repetitions_of(trainings: Sequence[Training]) -> list[Repetitions]:
             by_name.setdefault(name, []).append(training)
         is_one = len({training.repetition for training in group}) == len(group)
         parts += [(next(iter(by_name)), group)] if is_one else by_name.items()
-    quantised = {each.recipe.data for each in trainings if not each.recipe.is_float}
+    quantised = {each.recipe.data.name for each in trainings if not each.recipe.network.is_float}
     results = []
     for name, group in parts:
         first, *_ = ordered = sorted(group, key=lambda training: training.repetition)
-        is_twin = first.recipe.is_float and first.recipe.data in quantised
+        is_twin = first.recipe.network.is_float and first.recipe.data.name in quantised
         results.append(Repetitions(name, first.settings, tuple(ordered), is_twin))
     return results
 

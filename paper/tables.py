@@ -26,8 +26,7 @@ from softstair._check import invalid
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import replacing
 from softstair.train import Recipe, RunError
-from softstair.train.options import describe
-from softstair.train.recipe import FIELDS, fields_with
+from softstair.train.recipe import OPTIONS, fields_with
 
 Fold = int | Literal["all"]
 LARGEST_FILE = 1 << 28
@@ -58,7 +57,7 @@ ORIGIN = ("device_seconds", *TEXTS)
 """Columns that a table has only if one of its trainings records them."""
 RESULTS = (*OUTCOME, *ORIGIN)
 DATA_VERSION, UNKNOWN = "data_version", "unknown"
-NAMES = (*FIELDS, DATA_VERSION)
+NAMES = (*OPTIONS, DATA_VERSION)
 """What identifies a training: the fields of its recipe, and the version of the data set."""
 SETTINGS = (
     "data", "model", "noise", "forward", "static_mean", "static_std", "interval", "power", "epochs",
@@ -71,9 +70,9 @@ COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in NAMES}
 """The column of each setting; the learning rate has one for every epoch too."""
 DEFAULTS = {**to_row(Recipe()), DATA_VERSION: UNKNOWN}
 """The value of a setting where a table has no column for it."""
-OPTIONAL = [name for name, field in describe(Recipe).items() if field.is_optional]
+OPTIONAL = [name for name, field in OPTIONS.items() if field.is_optional]
 KINDS: dict[str, Any] = {
-    **{COLUMNS[name]: field.kind for name, field in describe(Recipe).items()},
+    **{COLUMNS[name]: field.kind for name, field in OPTIONS.items()},
     **dict.fromkeys((*METRICS[1:], *OUTCOME, "device_seconds"), float),
     "epoch": int,
 }
@@ -131,12 +130,12 @@ class Training:
     @property
     def fold(self) -> Fold:
         """The fold that it was validated on; "all" if it was trained on all examples."""
-        return self.recipe.fold
+        return self.recipe.data.fold
 
     @property
     def repetition(self) -> tuple[Fold, int]:
         """Fold and seed, in which repetitions of one configuration differ."""
-        return self.recipe.fold, self.recipe.seed
+        return self.recipe.data.fold, self.recipe.run.seed
 
     @property
     def is_done(self) -> bool:
@@ -348,7 +347,7 @@ def _training(first: Mapping[str, Any], curve: Sequence[Epoch]) -> Training:
         raise ValueError(f"{name[:40]!r} is not a valid name")
     if empty := [field for field in SETTINGS if first[COLUMNS[field]] in ("", None)]:
         raise ValueError(f"{empty[0]} is empty")
-    recipe = from_row({field: first.get(COLUMNS[field]) for field in FIELDS})
+    recipe = from_row({field: first.get(COLUMNS[field]) for field in OPTIONS})
     outcome: dict[str, Any] = {column: _number(first, column) for column in OUTCOME}
     for column in TEXTS:
         outcome[column] = text = str(first.get(column) or "")
@@ -360,8 +359,8 @@ def _training(first: Mapping[str, Any], curve: Sequence[Epoch]) -> Training:
     training = Training(name, recipe, tuple(curve), data_version=version, **outcome)
     if [epoch.epoch for epoch in curve] != list(range(len(curve))):
         raise ValueError(f"the epochs of {name!r} are not 0, 1, 2, …")
-    if len(curve) > recipe.epochs or (training.is_done and len(curve) < recipe.epochs):
-        raise ValueError(f"{name!r} has {len(curve)} of {recipe.epochs} epochs")
+    if len(curve) > recipe.run.epochs or (training.is_done and len(curve) < recipe.run.epochs):
+        raise ValueError(f"{name!r} has {len(curve)} of {recipe.run.epochs} epochs")
     best = training.best_valid_accuracy
     if best is not None and abs(best - max(epoch.valid_accuracy or 0.0 for epoch in curve)) > 1e-6:
         raise ValueError(f"best_valid_accuracy of {name!r} is that of no epoch")

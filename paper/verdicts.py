@@ -142,7 +142,7 @@ def before_the_drop(training: Training) -> float | None:
     drop = drop_of(training)
     if drop is None:
         return None
-    count = max(1, round(SHARE_BEFORE * training.recipe.epochs))
+    count = max(1, round(SHARE_BEFORE * training.recipe.run.epochs))
     last = training.curve[max(0, drop - count) : drop]
     return sum(epoch.valid_accuracy or 0.0 for epoch in last) / len(last)
 

@@ -380,7 +380,7 @@ def test_every_flag_has_its_row_and_default() -> None:
     from softstair.cli.train import Command
 
     command = Command()
-    wanted = {one.name: getattr(command.recipe, one.name) for one in fields(command.recipe)}
+    wanted = command.recipe.to_flat()
     wanted |= {one.name: getattr(command, one.name) for one in fields(command)}
     del wanted["recipe"]
     wanted["skip"] = "none"
@@ -548,7 +548,8 @@ def test_gradients_in_float8_have_the_interval_of_the_table() -> None:
     sentence = text_of(DOCS / "speed.md").partition("**Accuracy with FP8.**")[2]
     for kind, pattern in (("valid", "{} points of validation"), ("test", "{} points of test")):
         accuracy = {
-            (t.recipe.precision, t.recipe.seed): 100 * (getattr(t, f"{kind}_accuracy") or 0.0)
+            (t.recipe.run.precision, t.recipe.run.seed): 100
+            * (getattr(t, f"{kind}_accuracy") or 0.0)
             for t in trainings
         }
         gaps = [accuracy["float8", s] - accuracy["bfloat16", s] for s in range(10)]

@@ -158,15 +158,15 @@ softstair.schedule: INTERVALS Interval NoisePath POWERS Power
 softstair.train: checkpoint records
 softstair.train.execution: Compiled choose_device choose_threads memory_errors training_settings
   use_batch_kernel
+softstair.train.groups: REPLACED
 softstair.train.loop: source_commit
 softstair.train.metrics: CHUNK evaluate refresh_statistics
 softstair.train.network: deployed examples_of make_network stair_network
-softstair.train.optimiser: OptimiserOptions Rates make_optimiser
-softstair.train.options: DataOptions REPLACED SplitOptions describe
+softstair.train.optimiser: Rates make_optimiser
 softstair.train.parallel: StopRequest torchrun_ranks
 softstair.train.pool: MAX_RUNS_PER_GPU Pool ProcessPool Task cores worker_count
 softstair.train.progress: Event error_message train_with_events
-softstair.train.recipe: FIELDS PresetName fields_with
+softstair.train.recipe: OPTIONS PresetName fields_with
 softstair.train.records: metrics_of read_json recipe_of refuse_other_data summary_of
 softstair.train.state: State
 softstair.train.step: CapturedStep Step optimiser_tensors

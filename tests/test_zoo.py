@@ -28,7 +28,7 @@ from softstair.train.network import deployed
 safetensors = pytest.importorskip("safetensors.torch")
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
-RECIPE = Recipe(limit=300, epochs=1, batch=32, integer_input=True, first_layer="int8")
+RECIPE = Recipe.from_flat(limit=300, epochs=1, batch=32, integer_input=True, first_layer="int8")
 COMMAND = "softstair train --limit 300 --epochs 1 --batch 32 --integer-input --first-layer int8"
 SHIPPED = Path(__file__).parents[1] / "zoo"
 INT4 = Stair.linear(4, signed=True, quantum=0.07)

@@ -60,22 +60,22 @@ class Run:
         self.forward: Callable[[Tensor], Tensor] | None = None
         self.teacher: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
         self.is_eager = False
-        dataset = dataset.sample(recipe.limit)
-        numbers = (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
-        parts = split(dataset, recipe.fold, recipe.folds)
+        dataset = dataset.sample(recipe.data.limit)
+        numbers = (*dataset.numbers(recipe.data.integer_input, recipe.data.centre_input), device)
+        parts = split(dataset, recipe.data.fold, recipe.data.folds)
         training, self.valid = (Examples(dataset.x[i], dataset.y[i], *numbers) for i in parts)
         self.training = use_batch_kernel(training)
         self.test = None
         if dataset.test_x is not None and dataset.test_y is not None:
             self.test = Examples(dataset.test_x, dataset.test_y, *numbers)
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(recipe.run.seed)
         network = make_network(recipe, dataset)
         if start is not None:
             network.load_state_dict(trained_network(start, dataset).state_dict())
         self.network = network.train().to(device)
         if self.is_cuda:
             self.network.to(memory_format=torch.channels_last)
-        self.steps = len(self.training) // recipe.batch
+        self.steps = len(self.training) // recipe.run.batch
 
     def quantised_layers(self) -> list[tuple[str, nn.Conv2d | nn.Linear]]:
         """Return the layers whose weights are quantised, by name."""
@@ -126,17 +126,17 @@ class Run:
 
     def batches(self) -> Iterator[tuple[float, Tensor]]:
         """Yield (share of the run that is over, indices of the next batch)."""
-        generator = torch.Generator().manual_seed(self.recipe.seed)
-        for epoch in range(self.recipe.epochs):
+        generator = torch.Generator().manual_seed(self.recipe.run.seed)
+        for epoch in range(self.recipe.run.epochs):
             order = torch.randperm(len(self.training), generator=generator).to(self.device)
             for step in range(self.steps):
-                share = (epoch + step / self.steps) / self.recipe.epochs
-                yield share, order[step * self.recipe.batch :][: self.recipe.batch]
+                share = (epoch + step / self.steps) / self.recipe.run.epochs
+                yield share, order[step * self.recipe.run.batch :][: self.recipe.run.batch]
 
     def loss(self, indices: Tensor) -> Tensor:
         """Return the loss of the network on the augmented examples at ``indices``."""
-        x, y, share = self.training.batch(indices, self.recipe.augmentation)
-        precision = self.recipe.precision_on(self.device)
+        x, y, share = self.training.batch(indices, self.recipe.data.augmentation)
+        precision = self.recipe.run.precision_on(self.device)
         with torch.autocast(
             self.device.type, torch.bfloat16, precision == "bfloat16", cache_enabled=False
         ):
@@ -164,7 +164,7 @@ class Run:
 
         begin, is_fast = time.perf_counter(), self.is_cuda and not self.is_eager
         if is_fast:
-            step = _CapturedStep(step, warm_up + WARM_UP_STEPS, self.recipe.batch, self.device)
+            step = _CapturedStep(step, warm_up + WARM_UP_STEPS, self.recipe.run.batch, self.device)
         for number, (share, indices) in enumerate(self.batches()):
             if number == warm_up and compiles and is_fast:
                 self.forward = torch.compile(self.network, fullgraph=True)

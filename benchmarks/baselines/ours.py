@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmarks.baselines.harness import Run
 from softstair.train import preset, train as train_run, trained_network
-from softstair.train.options import DataOptions, SplitOptions, describe
 
 PRESET, INT4 = preset("best-cifar10-ternary"), preset("best-cifar10-int4")
 UINT2: dict[str, Any] = {"features": "uint2", "feature_quantum": 0.65}
@@ -20,19 +19,21 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ternary/float": {"features": "float"},
     "ternary/uint2": UINT2,
     "int2": {"weights": "int2", "weight_quantum": 0.5, **UINT2},
-    "int4": {name: getattr(INT4, name) for name in PRESET.differences(INT4)},
+    "int4": {name: INT4[name] for name in PRESET.differences(INT4)},
 }
-RATES, WEIGHT_DECAY = dict.fromkeys(CHANGES, PRESET.learning_rate), PRESET.weight_decay
+RATES = dict.fromkeys(CHANGES, PRESET.optimiser.learning_rate)
+WEIGHT_DECAY = PRESET.optimiser.weight_decay
 
 
 def train(run: Run, bits: str, learned: bool = False) -> None:
     changes = {"bits": bits, "quanta": "learned"} if learned else CHANGES[bits]
     if run.first_layer == "float":
         changes = {**changes, "first_layer": "float"}
-    same = ("epochs", "batch", "precision", *describe(DataOptions), *describe(SplitOptions))
-    recipe = replace(
-        PRESET,
-        **{name: getattr(run.recipe, name) for name in same},
+    given = run.recipe
+    steps = replace(PRESET.run, epochs=given.run.epochs, batch=given.run.batch, seed=given.run.seed)
+    steps = replace(steps, precision=given.run.precision, statistics=given.run.statistics)
+    network = replace(PRESET.network, model=given.network.model)
+    recipe = replace(PRESET, data=given.data, network=network, run=steps).replace(
         learning_rate=run.rate,
         weight_decay=run.weight_decay,
         init_from=None if run.start is None else str(run.start),

@@ -95,18 +95,18 @@ def train_all(given: argparse.Namespace) -> None:
             "method": name,
             "bits": bits,
             "seed": seed,
-            "epochs": recipe.epochs,
-            "batch": recipe.batch,
-            "data": recipe.data,
-            "network": default_for(recipe.data),
-            "fold": recipe.fold,
-            "limit": recipe.limit,
+            "epochs": recipe.run.epochs,
+            "batch": recipe.run.batch,
+            "data": recipe.data.name,
+            "network": default_for(recipe.data.name),
+            "fold": recipe.data.fold,
+            "limit": recipe.data.limit,
             "first_layer": given.first_layer,
             "start": given.start,
             "rate": rate,
             "weight_decay": decay,
-            **{key: getattr(recipe, key) for key in ("augment", "cutout", "mixup")},
-            "precision": recipe.precision_on(device),
+            **{key: recipe[key] for key in ("augment", "cutout", "mixup")},
+            "precision": recipe.run.precision_on(device),
         }
         settings = {key: "" if value is None else str(value) for key, value in settings.items()}
         if is_in_table(given.out, settings):
@@ -114,7 +114,7 @@ def train_all(given: argparse.Namespace) -> None:
         with training_settings(recipe, device):
             run = Run(recipe, dataset, device, given.start, rate, decay, given.first_layer)
             run.is_eager = given.eager
-            torch.set_num_threads(choose_threads(run.network, recipe.batch))
+            torch.set_num_threads(choose_threads(run.network, recipe.run.batch))
             module.train(run, bits)
             values = (*run.accuracies().values(), round(run.seconds, 3), given.commit)
         row = {**settings, **dict(zip(RESULTS, values, strict=True))}
@@ -146,13 +146,13 @@ def recipe_for(given: argparse.Namespace, seed: int) -> Recipe:
     if start is None:
         raise ValueError(f"{str(given.start)!r} holds no run")
     names = ("data", "epochs", "batch", "limit", "augment", "cutout", "mixup", "precision")
-    return Recipe(
+    return Recipe.from_flat(
         weights="float",
         features="float",
         seed=seed,
         fold="all" if given.fold == "all" else int(given.fold),
-        integer_input=start.integer_input,
-        centre_input=start.centre_input,
+        integer_input=start.data.integer_input,
+        centre_input=start.data.centre_input,
         **{name: getattr(given, name) for name in names},
     )
 

@@ -97,7 +97,7 @@ class Command:
             effort = replace(effort, elements=self.elements)
         # Errors about any part come before the first is measured.
         recipe = workload(model).recipe(batch, precision=self.precision, augment=self.augment)
-        recipe.precision_on(device)
+        recipe.run.precision_on(device)
         stairs = None if self.stairs is None else _split(self.stairs)
         for name in stairs or ():
             bench_stair(name)

@@ -14,7 +14,7 @@ import contextlib
 import gc
 import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -168,13 +168,16 @@ class _Networks:
         starts: Starts = {}
         example = torch.zeros(2, *self.load.shape)
         for forward in FORWARDS:
-            recipe = replace(self.recipe, forward=forward)
+            recipe = self.recipe.replace(forward=forward)
             quantise = partial(stair_network, recipe=recipe, example=example)
             starts[forward] = partial(self._start, recipe, quantise)
-        weights, features = self.recipe.stair("weights"), self.recipe.stair("features")
+        weights, features = (
+            self.recipe.network.stair("weights"),
+            self.recipe.network.stair("features"),
+        )
         assert weights is not None
         assert features is not None
-        eager = replace(self._float_recipe, capture="never")
+        eager = self._float_recipe.replace(capture="never")
         baselines = {"naive": naive_network, "Brevitas": brevitas_network}
         if importlib.util.find_spec("brevitas") is None:
             skipped["Brevitas"] = "not installed"
@@ -186,7 +189,7 @@ class _Networks:
 
     @property
     def _float_recipe(self) -> Recipe:
-        return replace(self.recipe, weights="float", features="float", compile="never")
+        return self.recipe.replace(weights="float", features="float", compile="never")
 
     def _start(
         self,
@@ -209,7 +212,7 @@ def _bench_settings(load: Workload, recipe: Recipe, device: torch.device) -> Ite
     with training_settings(recipe, device):
         torch.manual_seed(0)
         if device.type == "cpu":
-            torch.set_num_threads(choose_threads(load.network(), recipe.batch))
+            torch.set_num_threads(choose_threads(load.network(), recipe.run.batch))
         yield
 
 
@@ -281,7 +284,7 @@ def spans(recipe: Recipe, layers: int) -> dict[tuple[int, ...], range]:
     are, in order."""
     schedule = recipe.schedule(layers)
     epochs: dict[tuple[int, ...], range] = {}
-    for epoch in range(recipe.epochs):
+    for epoch in range(recipe.run.epochs):
         stds = [schedule(layer, float(epoch))[1] for layer in range(layers)]
         annealed = tuple(layer for layer, std in enumerate(stds) if std < SMALLEST_STD)
         epochs[annealed] = range(epochs.get(annealed, range(epoch, 0)).start, epoch + 1)
@@ -307,7 +310,7 @@ def measure_partition(
     load = workload(model)
     common = {"precision": precision, "augment": augment, "forward": forward, "static_mean": True}
     dynamic = load.recipe(batch, static_std=False, interval="partition", truncate=True, **common)
-    recipes = {"static": replace(dynamic, static_std=True), "partition": dynamic}
+    recipes = {"static": dynamic.replace(static_std=True), "partition": dynamic}
     with _bench_settings(load, dynamic, device):
         examples = load.examples(batch, effort.calls, device)
         runners = {}
@@ -336,7 +339,7 @@ def measure_partition(
             augment=augment,
             treatment=partition.treatment,
             threads=torch.get_num_threads(),
-            epochs=dynamic.epochs,
+            epochs=dynamic.run.epochs,
             steps=max(1, load.images // batch),
             phases=phases,
             static_capture=_capture(static.seconds, phases[0].static_times, static),

@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class Workload:
     def recipe(self, batch: int, **settings: Any) -> Recipe:
         """Return the preset with this batch and settings."""
         _check.integer("batch", batch, *BATCH)
-        return replace(preset(self.preset), model=self.model, batch=batch, **settings)
+        return preset(self.preset).replace(model=self.model, batch=batch, **settings)
 
     def examples(self, batch: int, calls: int, device: torch.device) -> Examples:
         """Return random bytes: an epoch's number of examples on CUDA, four batches on a CPU."""

@@ -72,7 +72,7 @@ def _status_table(
 def _status_cells(units: Sequence[UnitStatus], states: Sequence[str]) -> list[str]:
     sums = results.summarise(units)
     accuracy = sums["valid_accuracy"]
-    folds = {str(unit.unit.recipe.fold) for unit in units if not unit.is_done}
+    folds = {str(unit.unit.recipe.data.fold) for unit in units if not unit.is_done}
     return [
         *(str(sums[state] or "") for state in states),
         ", ".join(sorted(folds, key=lambda fold: (len(fold), fold))),

@@ -88,11 +88,11 @@ class Command:
         recipe, layers = trained_recipe(run)
         names = ("noise", *fields_with("schedule"))
         schedule = recipe.schedule(layers)
-        values = {name: getattr(recipe, name) for name in names}
+        values = {name: recipe[name] for name in names}
         values |= {"period": schedule.period, "anneal_from": schedule.start}
-        stair: Any = recipe.stair("features")
-        if recipe.bits is not None:
-            stair = stairs_of(parse_layers(recipe.bits))[1].get("*")
+        stair: Any = recipe.network.stair("features")
+        if recipe.network.bits is not None:
+            stair = stairs_of(parse_layers(recipe.network.bits))[1].get("*")
         if stair is not None:
             values |= {"stair": name_of(stair), "quantum": stair.quantum}
         return cls(layers=layers, **values)

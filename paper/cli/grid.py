@@ -176,7 +176,7 @@ class Command:
             if error.field not in values or not str(error).startswith(f"{error.field} "):
                 raise
             raise SoftstairError(f"--set {error}") from None
-        folds = self._folds(design, configurations[0].recipe.folds)
+        folds = self._folds(design, configurations[0].recipe.data.folds)
         return replace(design, configurations=configurations, folds=folds)
 
     def _folds(self, design: Design, count: int) -> tuple[Fold, ...]:
@@ -330,7 +330,7 @@ def _show_design(design: Design) -> None:
         print_table(design.name, ("degree of freedom", "values"), (), rows, unlimited=True)
     if len(recipes) <= MAX_LISTED:
         print_line("\n".join(configuration.name for configuration in design.configurations))
-    epochs = ", ".join(str(epochs) for epochs in sorted({recipe.epochs for recipe in recipes}))
+    epochs = ", ".join(str(epochs) for epochs in sorted({recipe.run.epochs for recipe in recipes}))
     print_line(
         f"{plural(len(recipes), 'configuration')} × {plural(len(design.folds), 'fold')} = "
         f"{len(design)} units of {epochs} epochs"

@@ -33,7 +33,7 @@ class Command:
             trainings, skipped = report.gather(self.folders)
             if self.figures is not None:
                 self.figures.mkdir(parents=True, exist_ok=True)
-            data = {training.recipe.data for training in trainings}
+            data = {training.recipe.data.name for training in trainings}
             findings = [finding for finding in judged(trainings) if finding.data in data]
             report.write(trainings, page, findings, self.title)
             size = page.stat().st_size

@@ -41,10 +41,10 @@ def distances_on_run(
             f"the run in {str(run)!r} names {' and '.join(own)}, your own code or somebody else's: "
             "pass `trust_code` if you trust it."
         )
-    dataset = load(recipe.data, data_dir).sample(recipe.limit)
-    training, valid = split(dataset, recipe.fold, recipe.folds)
+    dataset = load(recipe.data.name, data_dir).sample(recipe.data.limit)
+    training, valid = split(dataset, recipe.data.fold, recipe.data.folds)
     chosen = (valid if len(valid) else training)[:INPUTS]
-    numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
+    numbers = dataset.numbers(recipe.data.integer_input, recipe.data.centre_input)
     inputs, _ = next(Examples(dataset.x[chosen], dataset.y[chosen], *numbers).chunks(INPUTS))
     times = [schedule.end * index / (TIMES - 1) for index in range(TIMES)]
     network = trained_network(run, dataset, own_code=trust_code)

@@ -253,10 +253,10 @@ def convolutions(channels: int) -> nn.Module:
 def test_fast_steps_round_gradients_where_that_was_measured(
     channels, capability, settings, precision, monkeypatch
 ):
-    recipe = Recipe(**{"batch": 16, "precision": "fast", **settings})
+    recipe = Recipe.from_flat(**{"batch": 16, "precision": "fast", **settings})
     net = convolutions(channels)
     for _, stair in ss.nn.stair_modules(net):
-        stair.strategy = recipe.forward
+        stair.strategy = recipe.noise.forward
     monkeypatch.setattr(_accelerate, "can_fuse", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *given: True)

@@ -133,7 +133,9 @@ def test_a_weight_that_two_layers_share_is_left_to_torch(monkeypatch):
     net, _ = pair("ternary", "uniform", "mode", side=4)
     net[0].weight = nn.Parameter(net[0].weight.detach())
     net[11].register_parameter("other", net[0].weight)
-    state = State(Recipe(batch=4, precision="float32"), net, 4, torch.device("cpu"), own=False)
+    state = State(
+        Recipe.from_flat(batch=4, precision="float32"), net, 4, torch.device("cpu"), own=False
+    )
     run: Any = state.execution.forward
     assert [layer.number for layer in run.layers if layer.steps] == [1, 2, 3]
 
@@ -214,7 +216,7 @@ def test_training_steps_are_those_of_torchs_optimiser(monkeypatch):
     for kept in (True, False):
         if not kept:
             monkeypatch.setattr(update, "supports_update", lambda optimiser: False)
-        recipe = Recipe(
+        recipe = Recipe.from_flat(
             data="cifar10", model="vgg8", batch=4, epochs=3, optimiser="adamw", learning_rate=1e-2,
             latent_rate=0.3, clip_latent=True, period=1.0, precision="float32", compile="never",
         )  # fmt: skip

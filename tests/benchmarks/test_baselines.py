@@ -102,7 +102,9 @@ def test_pact_by_hand() -> None:
 
 @pytest.mark.nightly
 def test_trains_each_method_with_its_bits_from_a_float_network(tmp_path: Path, run: Any) -> None:
-    recipe = Recipe(weights="float", features="float", limit=200, epochs=4, integer_input=True)
+    recipe = Recipe.from_flat(
+        weights="float", features="float", limit=200, epochs=4, integer_input=True
+    )
     train(recipe, tmp_path / "float", device="cpu")
     start = ("--start", tmp_path / "float", "--data", "digits", "--augment", "none")
     size = ("--limit", 200, "--epochs", 1, "--batch", 20, "--cutout", 2, "--mixup", 0.2)

@@ -49,7 +49,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_shares_are_those_of_the_trained_network(run: Script, tmp_path: Path) -> None:
-    recipe = Recipe(static_mean=False, epochs=1, limit=200, batch=32, fold=1, compile="never")
+    recipe = Recipe.from_flat(
+        static_mean=False, epochs=1, limit=200, batch=32, fold=1, compile="never"
+    )
     name = configuration(recipe).name
     path = tmp_path / "runs" / name / "fold-1"
     train(recipe, path)
@@ -99,10 +101,10 @@ def made_grid(seeds: int, scatter: float) -> list[Training]:
     trainings = []
     for number, unit in enumerate(design.units()):
         recipe = unit.recipe
-        if recipe.seed >= seeds:
+        if recipe.run.seed >= seeds:
             continue
-        points = 80 + 3 * recipe.seed + scatter * (-1) ** (number // 2 + recipe.seed)
-        points += sum(added.get(getattr(recipe, name), 0) for name, added in POINTS.items())
+        points = 80 + 3 * recipe.run.seed + scatter * (-1) ** (number // 2 + recipe.run.seed)
+        points += sum(added.get(recipe[name], 0) for name, added in POINTS.items())
         valid = points / 100
         curve = tuple(Epoch(epoch, 1e-3, 1.0, valid, 1.0, valid) for epoch in range(4))
         test = 1 - valid  # must not matter
@@ -155,14 +157,14 @@ def test_each_pair_of_options_is_balanced(name: str, seeds: int) -> None:
     options = [field for field in varied if field not in ("feature_quantum", "coefficient_mask")]
     assert (len(rows), len(options)) == (12 * seeds, 11)
     for pair in itertools.combinations(options, 2):
-        counts = Counter(tuple(getattr(recipe, field) for field in pair) for recipe in rows)
+        counts = Counter(tuple(recipe[field] for field in pair) for recipe in rows)
         assert set(counts.values()) == {3 * seeds}, pair
     for recipe in rows:  # late annealing ends in time
         recipe.schedule(9)
     floats = read_design(ROOT / "benchmarks" / "accuracy_float.toml")
     paths = {unit.path(Path("runs/accuracy_float")).as_posix() for unit in floats.units()}
-    assert {rows[-1].init_from, rows[-1].teacher} < paths
-    assert all(each.recipe.is_float for each in floats.configurations)
+    assert {rows[-1].network.init_from, rows[-1].optimiser.teacher} < paths
+    assert all(each.recipe.network.is_float for each in floats.configurations)
 
 
 def test_invalid_input_is_an_error_of_one_line(run: Script, tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_invalid_input_is_an_error_of_one_line(run: Script, tmp_path: Path) -> N
 def test_fresh_statistics_of_the_first_layer_repair_the_first_layer_alone(
     run: Script, tmp_path: Path
 ) -> None:
-    train(Recipe(epochs=4, static_std=True), tmp_path / "run", device="cpu")
+    train(Recipe.from_flat(epochs=4, static_std=True), tmp_path / "run", device="cpu")
     trained = tmp_path / "run" / "network.safetensors"
     known, net = zoo.about(trained), zoo.load(trained)
     next(b for name, b in net.named_buffers() if name.endswith("running_mean")).add_(100.0)

@@ -1,7 +1,6 @@
 """The training step, its baselines and the phases of a schedule, with arithmetic by hand."""
 
 import importlib.util
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -106,7 +105,9 @@ def test_the_naive_network_has_the_same_topology(model: str) -> None:
 def test_the_brevitas_network_has_the_same_topology(model: str) -> None:
     load = workload(model)
     recipe = load.recipe(8)
-    net = brevitas_network(load.network(), recipe.stair("weights"), recipe.stair("features"))
+    net = brevitas_network(
+        load.network(), recipe.network.stair("weights"), recipe.network.stair("features")
+    )
     assert net(torch.randn(2, *load.shape)).shape == (2, load.classes)
     names = [type(module).__name__ for module in net.modules()]
     activations = [m for m in load.network().modules() if isinstance(m, nn.ReLU)]
@@ -138,18 +139,18 @@ def test_the_epoch_does_not_advance_while_steps_are_timed() -> None:
 @pytest.mark.parametrize("model", [*reversed(WORKLOADS)])
 def test_spans_are_those_of_an_annealer(model: str) -> None:
     load = workload(model)
-    recipe = replace(preset(load.preset), static_std=False)
+    recipe = preset(load.preset).replace(static_std=False)
     network = stair_network(load.network(), recipe, torch.zeros(2, *load.shape))
     layers = layer_count(network)
     annealer = Annealer(network, recipe.schedule(layers), steps_per_unit=1, update="epoch")
     annealed = []
-    for _ in range(recipe.epochs):
+    for _ in range(recipe.run.epochs):
         annealer.step()
         annealed.append(annealer.annealed)
     epochs = spans(recipe, layers)
     assert [layers for layers, span in epochs.items() for _ in span] == annealed
-    assert [epoch for span in epochs.values() for epoch in span] == [*range(recipe.epochs)]
-    assert spans(replace(recipe, static_std=True), layers) == {(): range(recipe.epochs)}
+    assert [epoch for span in epochs.values() for epoch in span] == [*range(recipe.run.epochs)]
+    assert spans(recipe.replace(static_std=True), layers) == {(): range(recipe.run.epochs)}
 
 
 def test_seconds_and_images_add_up() -> None:

@@ -1,7 +1,7 @@
 """Flags from dataclasses: what is accepted and what is an error."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,12 @@ pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
 class Inner:
     learning_rate: float = flag(0.5, "Learning rate.")
     drop: float | None = flag(None, "Epoch of the drop.")
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def replace(self, **values: Any) -> "Inner":
+        return replace(self, **values)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import importlib
 import re
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from softstair.train import Recipe, train
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
-RECIPE = Recipe(limit=300, epochs=1, batch=32, integer_input=True, fold=3)
+RECIPE = Recipe.from_flat(limit=300, epochs=1, batch=32, integer_input=True, fold=3)
 HAS_COMPILER = shutil.which("cc") is not None
 
 
@@ -284,7 +283,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_run_with_own_model_and_data_is_exported_by_its_flags(own: str, run: Run) -> None:
     model, data = f"{own}:build", f"{own}:data"
-    train(replace(RECIPE, model=model, data=data), "mine", device="cpu")
+    train(RECIPE.replace(model=model, data=data), "mine", device="cpu")
     assert f"{model!r}: pass --model" in run.rejected("export", "mine/network.safetensors")
     assert run("export", "mine", "--to", "qonnx", "--out", "frozen.onnx")[0] == 0
     assert f"{data!r}: pass --data" in run.rejected("verify", "mine", "--model", model)
@@ -316,8 +315,8 @@ def test_a_network_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -
 
 
 def test_errors(run: Run) -> None:
-    recipe = Recipe(limit=200, epochs=1, batch=32)
-    train(replace(recipe, weights="float", features="float"), "float", device="cpu")
+    recipe = Recipe.from_flat(limit=200, epochs=1, batch=32)
+    train(recipe.replace(weights="float", features="float"), "float", device="cpu")
     Path("empty").mkdir()
     Path("folds").mkdir()
     Path("folds/fold-0").symlink_to(Path("float").absolute())

@@ -65,7 +65,7 @@ def test_help_shows_the_values_of_a_preset(run: Run) -> None:
     for name, recipe in PRESETS.items():
         texts = described(run("train", f"--preset={name}", "-h")[1])
         for field in ("period", "epochs", "drop", "data", "batch", "weights", "update"):
-            value = getattr(recipe, field)
+            value = recipe[field]
             assert value is None or f"(default: {value})" in texts[spelling(field)]
     words = ["--preset", "paper-cifar10", "--epochs", "100", "--help"]
     texts = described(run("train", *words)[1])
@@ -93,7 +93,7 @@ def test_help_shows_the_values_of_a_preset(run: Run) -> None:
 )
 def test_flags_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
     recipe = parsed(words).recipe
-    assert {name: getattr(recipe, name) for name in expected} == expected
+    assert {name: recipe[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_command_that_continues_has_all_that_the_run_needs(
     command = parsed(shlex.split(err[err.index("softstair train --resume") :])[2:])
     assert (command.resume, command.device) == (True, "cpu")
     assert (command.out, command.data_dir) == (Path("my run"), Path("my data"))
-    assert command.recipe.limit == 150
+    assert command.recipe.data.limit == 150
     words = ["train", *SHORT, "--every-fold", "--jobs", "1", "--out", "all"]
     code, _, err = run(*words)
     assert code == 143

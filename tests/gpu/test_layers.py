@@ -4,7 +4,6 @@ import copy
 import itertools
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -388,7 +387,7 @@ def state(
     forward: str, precision: str = "bfloat16", taught: bool = False, **settings: object
 ) -> tuple[State, Examples]:
     """A small network in training, with a teacher that has not learned."""
-    recipe = Recipe(
+    recipe = Recipe.from_flat(
         data="cifar10", forward=forward, precision=precision, batch=64, epochs=64, drop=None,
         **{"augment": "crop-flip", **settings},
     )  # fmt: skip
@@ -396,22 +395,22 @@ def state(
     trained, examples = in_training(recipe, net)
     if taught:
         # The teacher has another zero point, 127.6.
-        float_run = FloatRun(Recipe(data="cifar10"), model(side=32).eval(), "")
+        float_run = FloatRun(Recipe.from_flat(data="cifar10"), model(side=32).eval(), "")
         x, y = examples.x.cpu(), examples.y.cpu()
         pictures = Dataset("pictures", x, y, tuple("abcde"), 127.6, 64.0)
-        normalised = replace(recipe, integer_input=True)
+        normalised = recipe.replace(integer_input=True)
         trained.teacher = Teacher(float_run, normalised, pictures, trained.device)
     return trained, examples
 
 
 def learned_state(precision: str = "bfloat16", **settings: object) -> tuple[State, Examples]:
     """A small INT4 network in training, whose quanta are learned."""
-    recipe = Recipe(
+    recipe = Recipe.from_flat(
         data="cifar10", weights="int4", weight_quantum=0.125, features="uint4", quanta="learned",
         precision=precision, batch=64, epochs=64, drop=None, clip_latent=True, **settings,
     )  # fmt: skip
     torch.manual_seed(0)
-    weights, features = recipe.stair("weights"), recipe.stair("features")
+    weights, features = recipe.network.stair("weights"), recipe.network.stair("features")
     net = ss.quantise(model(side=32), weights, features, skip="15", quanta="learned")
     return in_training(recipe, net)
 
@@ -543,10 +542,12 @@ def test_rates_move_without_a_capture_or_a_wait() -> None:
         go(trained, step, 16 * 2)
         assert step.captures == 1, optimiser
         assert trained.is_finite(), optimiser
-        factor = trained.recipe.rate_factor(trained.epoch + (trained.step - 1) / trained.steps)
+        factor = trained.recipe.optimiser.rate_factor(
+            trained.epoch + (trained.step - 1) / trained.steps, trained.recipe.run.epochs
+        )
         rates = [group["lr"] for group in trained.optimiser.param_groups]
         expected = {1e-3 * factor * part for part in (0.3, 0.1)}
-        expected |= {trained.recipe.latent_rate_for(1.0) * factor}
+        expected |= {trained.recipe.optimiser.latent_rate_for(1.0) * factor}
         assert all(rate.is_cuda for rate in rates)
         for rate in expected:
             assert any(abs(float(tensor) - rate) < 1e-6 * rate for tensor in rates), (rate, rates)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -60,7 +59,7 @@ def run(recipe: Recipe, out: Path, stop: int | None = None, resume: bool = False
 
 
 X, W = (64, 128, 16, 16), (256, 128, 3, 3)
-RECIPE = Recipe(data="blobs:load", epochs=6, period=2.0, drop=5.0, augment="crop-flip")
+RECIPE = Recipe.from_flat(data="blobs:load", epochs=6, period=2.0, drop=5.0, augment="crop-flip")
 
 GROUPS = {
     "optimiser": "adamw", "latent_rate": 0.01, "norm_rate": 0.3, "rate_shape": "cosine",
@@ -72,7 +71,7 @@ def test_every_forward_and_precision_learns() -> None:
     for forward in ("expectation", "mode", "random"):
         for precision in ("float32", "tf32", "bfloat16"):
             with tempfile.TemporaryDirectory() as folder:
-                recipe = Recipe(
+                recipe = Recipe.from_flat(
                     data="blobs:load", epochs=6, period=2.0, forward=forward, precision=precision
                 )
                 assert run(recipe, Path(folder) / "run") > 0.6, (forward, precision)
@@ -93,7 +92,7 @@ def test_float32_is_float32() -> None:
 
     cuda, before = torch.device("cuda"), error()
     for precision, rounds in (("float32", False), ("tf32", True), ("bfloat16", None)):
-        with training_settings(Recipe(precision=precision), cuda):
+        with training_settings(Recipe.from_flat(precision=precision), cuda):
             if rounds is not None:
                 assert [one > 1e-5 for one in error()] == [rounds, rounds], (precision, error())
             with matmul_precision("float32"):
@@ -108,7 +107,7 @@ def test_a_stopped_run_goes_on_with_its_own_random_numbers() -> None:
     not exact; other crops would be farther off by orders of magnitude.
     """
     for changes in ({}, GROUPS):
-        _check_a_stopped_run(replace(RECIPE, forward="random", **changes))
+        _check_a_stopped_run(RECIPE.replace(forward="random", **changes))
 
 
 def _check_a_stopped_run(recipe: Recipe) -> None:

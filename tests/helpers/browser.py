@@ -43,7 +43,7 @@ def made_up(
     """Trainings of a design: curves that rise, and jump where the learning rate drops."""
     generator = random.Random(0)
     return [
-        _training(configuration.name, replace(configuration.recipe, fold=fold), generator)
+        _training(configuration.name, configuration.recipe.replace(fold=fold), generator)
         for configuration in DESIGNS[design].rescaled(epochs).configurations[:most]
         for fold in range(folds)
     ]
@@ -63,18 +63,20 @@ def twin(training: Training) -> Training:
 
 def _training(name: str, recipe: Recipe, generator: random.Random) -> Training:
     loss = LOSSES.get(cell_of(recipe, "interval"), -0.01)
-    level = LEVELS[recipe.forward] - loss + generator.gauss(0, 0.003)
-    drop = recipe.drop or math.inf
+    level = LEVELS[recipe.noise.forward] - loss + generator.gauss(0, 0.003)
+    drop = recipe.optimiser.drop or math.inf
     curve = []
-    for epoch in range(recipe.epochs):
-        rise = 1 - math.exp(-5 * (epoch + 1) / recipe.epochs)
+    for epoch in range(recipe.run.epochs):
+        rise = 1 - math.exp(-5 * (epoch + 1) / recipe.run.epochs)
         jump = 0.97 + 0.03 * (epoch >= drop)
         valid = 0.1 + (level - 0.1) * rise * jump + generator.gauss(0, 0.004)
         train = min(valid * 1.03, 0.999)
-        rate = recipe.learning_rate * (recipe.drop_factor if epoch >= drop else 1.0)
+        rate = recipe.optimiser.learning_rate * (
+            recipe.optimiser.drop_factor if epoch >= drop else 1.0
+        )
         losses = (-math.log(max(train, 0.05)), -1.1 * math.log(max(valid, 0.05)))
         curve.append(Epoch(epoch, rate, losses[0], train, losses[1], valid))
-    seconds = 6.0 * recipe.epochs * (0.9 + 0.2 * generator.random())
+    seconds = 6.0 * recipe.run.epochs * (0.9 + 0.2 * generator.random())
     return Training(
         configuration=name,
         recipe=recipe,
@@ -82,7 +84,7 @@ def _training(name: str, recipe: Recipe, generator: random.Random) -> Training:
         best_valid_accuracy=max(epoch.valid_accuracy for epoch in curve),
         test_accuracy=curve[-1].valid_accuracy - 0.004,
         seconds=seconds,
-        images_per_second=58_000 * recipe.epochs / seconds,
+        images_per_second=58_000 * recipe.run.epochs / seconds,
     )
 
 

@@ -47,9 +47,9 @@ def made(
     wanted = tuple((name, tuple(values)) for name, values in (where or {}).items())
     trainings = []
     for name, recipe, settings in units(design, epochs, wanted, folds):
-        final = level(settings, recipe.fold)
-        first = None if before is None else before(settings, recipe.fold)
-        epochs_of = curve(final, epochs, int(recipe.drop or epochs), first)
+        final = level(settings, recipe.data.fold)
+        first = None if before is None else before(settings, recipe.data.fold)
+        epochs_of = curve(final, epochs, int(recipe.optimiser.drop or epochs), first)
         trainings.append(Training(name, recipe, epochs_of, final, seconds=1.0))
         vars(trainings[-1])["settings"] = settings  # computed once for all levels of a unit
     return trainings

@@ -123,7 +123,7 @@ def test_lines_fit_the_terminal(
 
 def test_network_of_a_run(run: Run) -> None:
     settings = {"anneal_from": 0.25, "interval": "same_end"}
-    short = Recipe(epochs=2, period=0.5, limit=150, batch=24, **settings)
+    short = Recipe.from_flat(epochs=2, period=0.5, limit=150, batch=24, **settings)
     train(short, "run", device="cpu")
     code, out, _ = run("check", "--run", "run", "--json", "report.json")
     assert code == 1, "the recipe's schedule is checked"
@@ -150,7 +150,11 @@ def test_network_of_a_run(run: Run) -> None:
     shutil.copytree("run", "begun")
     Path("begun/metrics.jsonl").write_text("")
     assert "has no epoch yet" in run.rejected("check", "--run", "begun")
-    train(Recipe(epochs=1, limit=150, weights="float", features="float"), "float", device="cpu")
+    train(
+        Recipe.from_flat(epochs=1, limit=150, weights="float", features="float"),
+        "float",
+        device="cpu",
+    )
     assert "is float" in run.rejected("check", "--run", "float")
 
 

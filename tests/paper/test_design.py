@@ -88,9 +88,9 @@ MODELS = {"paper-cifar10": "vgg8", "paper-svhn": "vgg8", "paper-speech": "dscnn"
 
 def point(recipe: Recipe) -> Point:
     """A recipe as a point of the oracle's grid."""
-    interval = recipe.interval.replace("_", " ")
-    moving = (recipe.static_mean, recipe.static_std, interval, recipe.power)
-    return collapsed((recipe.noise, *moving, recipe.forward))
+    interval = recipe.noise.interval.replace("_", " ")
+    moving = (recipe.noise.static_mean, recipe.noise.static_std, interval, recipe.noise.power)
+    return collapsed((recipe.noise.name, *moving, recipe.noise.forward))
 
 
 @pytest.mark.quick
@@ -105,9 +105,9 @@ def test_a_grid_is_the_papers_each_combination_once_on_five_folds(name: str) -> 
     assert set(counted) == expected
     assert set(counted.values()) == {1}
     for each in design.configurations:
-        got = {field: getattr(each.recipe, field) for field in TABLE[name]}
+        got = {field: each.recipe[field] for field in TABLE[name]}
         assert got == TABLE[name], each.name
-        assert each.recipe.model in ("auto", MODELS[name])
+        assert each.recipe.network.model in ("auto", MODELS[name])
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -189,7 +189,7 @@ def test_where_refuses_what_no_configuration_has(wanted: dict[str, Any], match: 
 
 
 def test_folds_are_those_that_every_configuration_has() -> None:
-    pair = (Configuration("a", Recipe()), Configuration("b", Recipe(seed=1, folds=3)))
+    pair = (Configuration("a", Recipe()), Configuration("b", Recipe.from_flat(seed=1, folds=3)))
     with pytest.raises(ValueError, match="0 to 2"):
         Design("x", pair, (0, 3))
 
@@ -219,9 +219,9 @@ def test_a_design_is_what_its_file_says(tmp_path: Path) -> None:
     design = read_design(put(tmp_path, EXAMPLE))
     base = PRESETS["digits"].rescaled(20)
     wanted = {
-        "forward=mode,interval=partition": replace(base, forward="mode", interval="partition"),
-        "forward=mode,interval=same_end": replace(base, forward="mode", interval="same_end"),
-        "forward=random,interval=partition": replace(base, forward="random", interval="partition"),
+        "forward=mode,interval=partition": base.replace(forward="mode", interval="partition"),
+        "forward=mode,interval=same_end": base.replace(forward="mode", interval="same_end"),
+        "forward=random,interval=partition": base.replace(forward="random", interval="partition"),
     }
     assert {each.name: each.recipe for each in design.configurations} == wanted
     assert (design.name, design.folds, len(design)) == ("quanta", (0, 1), 6)
@@ -233,7 +233,7 @@ def test_a_design_is_what_its_file_says(tmp_path: Path) -> None:
 
 def test_epochs_scale_period_and_drop_unless_these_are_given() -> None:
     times = lambda table: [
-        (each.recipe.epochs, each.recipe.period, each.recipe.drop)
+        (each.recipe.run.epochs, each.recipe.noise.period, each.recipe.optimiser.drop)
         for each in parse({"preset": "paper-speech", **table}).configurations
     ]
     assert times({"recipe": {"epochs": 12}}) == [(12, 1.0, 10.0)]
@@ -242,7 +242,7 @@ def test_epochs_scale_period_and_drop_unless_these_are_given() -> None:
     (late,) = parse(
         {"recipe": {"epochs": 12, "anneal_from": "50%", "period": "None"}}
     ).configurations
-    assert (late.recipe.anneal_from, late.recipe.period) == (6.0, None)
+    assert (late.recipe.noise.anneal_from, late.recipe.noise.period) == (6.0, None)
     both = {"vary": {"period": [1, 2], "epochs": [12, 60]}}
     assert set(times(both)) == {(12, 1, 10), (60, 1, 50), (12, 2, 10), (60, 2, 50)}
 
@@ -287,15 +287,15 @@ def test_rows_are_listed_one_by_one_and_combined_with_what_varies() -> None:
         {},
     ]
     design = parse({"rows": rows, "vary": {"seed": [0, 1]}, "recipe": {"batch": 32}})
-    base = replace(PRESETS["digits"], batch=32)
+    base = PRESETS["digits"].replace(batch=32)
     wanted = {
         "base": base,
-        "late-2.0": replace(base.rescaled(40), anneal_from=10.0, period=None),
-        "skip=0,forward=random": replace(base, forward="random", skip=("0",)),
+        "late-2.0": base.rescaled(40).replace(anneal_from=10.0, period=None),
+        "skip=0,forward=random": base.replace(forward="random", skip=("0",)),
         "": base,
     }
     assert {each.name: each.recipe for each in design.configurations} == {
-        f"{name},seed={seed}".strip(","): replace(recipe, seed=seed)
+        f"{name},seed={seed}".strip(","): recipe.replace(seed=seed)
         for name, recipe in wanted.items()
         for seed in (0, 1)
     }

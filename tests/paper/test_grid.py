@@ -37,7 +37,7 @@ def listed(run: Run, words: str) -> tuple[list[Recipe], list[int]]:
     data = json.loads(out)
     names = [configuration.pop("name") for configuration in data["configurations"]]
     assert len(names) == len(set(names))
-    return [Recipe.from_json(entry) for entry in data["configurations"]], data["folds"]
+    return [Recipe.from_flat(entry) for entry in data["configurations"]], data["folds"]
 
 
 def rows(screen: str) -> dict[str, list[str]]:
@@ -78,13 +78,13 @@ def test_where_and_folds(run: Run) -> None:
 def test_epochs_and_set(run: Run) -> None:
     words = "--epochs 100 --set precision=float32 seed=3 std0=0.3 --set truncate=false"
     for recipe in listed(run, f"paper-svhn {words} centre_input=True")[0]:
-        assert (recipe.epochs, recipe.period, recipe.drop) == (100, 10.0, 80.0)
-        assert (recipe.precision, recipe.seed, recipe.std0) == ("float32", 3, 0.3)
-        assert (recipe.truncate, recipe.centre_input) == (False, True)
+        assert (recipe.run.epochs, recipe.noise.period, recipe.optimiser.drop) == (100, 10.0, 80.0)
+        assert (recipe.run.precision, recipe.run.seed, recipe.noise.std0) == ("float32", 3, 0.3)
+        assert (recipe.noise.truncate, recipe.data.centre_input) == (False, True)
     words = '--where noise=normal forward=mode --set skip=["a","b"] epochs=50 period=7 drop=None'
     (recipe,), _ = listed(run, f"paper-svhn {words}")
-    assert recipe.skip == ("a", "b")
-    assert (recipe.epochs, recipe.period, recipe.drop) == (50, 7.0, None)
+    assert recipe.network.skip == ("a", "b")
+    assert (recipe.run.epochs, recipe.noise.period, recipe.optimiser.drop) == (50, 7.0, None)
 
 
 @pytest.mark.quick
@@ -94,7 +94,7 @@ def test_folds_of_a_design_stay_unless_it_names_none(design: str, run: Run) -> N
     for name, expected in (("mine", [0, 1]), ("every", range(10)), ("five", range(5))):
         recipes, folds = listed(run, f"{name}.toml --set folds=10")
         assert folds == list(expected)
-        assert {recipe.folds for recipe in recipes} == {10}
+        assert {recipe.data.folds for recipe in recipes} == {10}
     assert listed(run, "mine.toml --set folds=10 --folds 7-9")[1] == [7, 8, 9]
     assert listed(run, "paper-svhn --set folds=3")[1] == [0, 1, 2]
     error = run.rejected("grid", "five.toml", "--set", "folds=3", "--dry-run")
@@ -145,10 +145,10 @@ def test_bits_are_a_factor_of_the_grid(design: str, run: Run) -> None:
         f"forward=random,bits={name}"
         for name in ("int4", "ternary_uint2", "features.1=int8,_=int4")
     ]
-    assert [recipe.bits for recipe in recipes] == bits * 2
-    base = replace(recipes[0], bits=None)
-    assert {replace(recipe, bits=None, forward="random") for recipe in recipes} == {base}
-    assert base.seed == 3
+    assert [recipe.network.bits for recipe in recipes] == bits * 2
+    base = recipes[0].replace(bits=None)
+    assert {recipe.replace(bits=None, forward="random") for recipe in recipes} == {base}
+    assert base.run.seed == 3
     Path("stairs.toml").write_text(design + 'weights = ["int4", "int8"]\n')
     error = run.rejected("grid", "stairs.toml", "--bits", "int4", "--dry-run")
     assert "need the same weights in all of stairs: choose configurations with --where" in error
@@ -204,7 +204,7 @@ def test_grid_of_runs_without_validation(
     trainings = []
     for training in uninterrupted[::2]:
         curve = [replace(each, valid_loss=None, valid_accuracy=None) for each in training.curve]
-        recipe, nothing = replace(training.recipe, fold="all"), {"best_valid_accuracy": None}
+        recipe, nothing = training.recipe.replace(fold="all"), {"best_valid_accuracy": None}
         trainings.append(
             replace(training, recipe=recipe, curve=tuple(curve), test_accuracy=0.75, **nothing)
         )

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -86,7 +85,7 @@ def test_threads_and_refusals(
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.setitem(sys.modules, "own", None)
     monkeypatch.delitem(sys.modules, "own")
-    recipe = replace(RECIPE, data="own:load", model="own:build", limit=None)
+    recipe = RECIPE.replace(data="own:load", model="own:build", limit=None)
     units = [Unit(name, recipe) for name in ("good", "full", "done")]
     strange = tmp_path / "grid" / "full" / "fold-0" / "holiday.jpg"
     strange.parent.mkdir(parents=True)
@@ -139,7 +138,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     token.touch()
     return {
         "name": "x/fold-0",
-        "recipe": RECIPE.to_json(),
+        "recipe": RECIPE.to_flat(),
         "out": str(tmp_path / "x"),
         "settings": {"data_dir": "data", "device": "cpu", "threads": 1},
         "threads": 1,
@@ -171,7 +170,7 @@ def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
     [
         ({"token": "/nowhere/at/all/.seen"}, "'/nowhere/at/all'.*share"),
         ({"versions": {"softstair": "0.0.7"}}, "0.0.7"),
-        ({"recipe": replace(RECIPE, batch=10_000).to_json()}, "batch.*10000"),
+        ({"recipe": RECIPE.replace(batch=10_000).to_flat()}, "batch.*10000"),
     ],
 )
 def test_a_task_reports_why_it_cannot_train(

@@ -59,7 +59,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = recipe(forward="random", weight_quantum=0.5, static_std=True)
     train(random, folder / ODD / "fold-0")
     with pytest.raises(Halt):
-        train(replace(random, fold=2), folder / ODD / "fold-2", watchers=[After()])
+        train(random.replace(fold=2), folder / ODD / "fold-2", watchers=[After()])
     begun = shutil.copytree(folder / ODD / "fold-0", folder / ODD / "fold-3")
     for path in begun.iterdir():
         if path.is_file() and path.name != "config.json":
@@ -173,7 +173,7 @@ def test_parquet_and_back_is_the_same(store: Path, tmp_path: Path) -> None:
 def trained(store: Path, **fields: Any) -> Training:
     """A unit as if it had been trained by another recipe."""
     unit = load(store)[0]
-    recipe = Recipe(epochs=3, batch=48, **fields)
+    recipe = Recipe.from_flat(epochs=3, batch=48, **fields)
     name = ",".join(f"{field}={value}" for field, value in fields.items())
     return replace(unit, configuration=name, recipe=recipe)
 
@@ -522,7 +522,7 @@ def test_tables_have_the_data_version_and_step_precision_of_each_unit(
     versions = ["scikit-learn digits"] * 3 + ["other, digits"]
     assert [unit.settings["data_version"] for unit in units] == versions
     assert [unit.step_precision for unit in units] == ["float8", "float32", "float32", ""]
-    assert {unit.recipe.precision for unit in units} == {"auto"}
+    assert {unit.recipe.run.precision for unit in units} == {"auto"}
 
 
 def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_drop_is_found_in_the_curve() -> None:
     units = folds(VALUES, epochs=20)
     assert drop_of(units[0]) == 16
     assert drop_of(replace(units[0], curve=units[0].curve[:16])) is None
-    cosine = replace(units[0].recipe, rate_shape="cosine")
+    cosine = units[0].recipe.replace(rate_shape="cosine")
     assert drop_of(replace(units[0], recipe=cosine)) is None
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from softstair.train.network import make_network
 from softstair.train.state import State
 from softstair.train.step import Step
 
-RECIPE = replace(Recipe(limit=200, batch=32).rescaled(3), epochs=3, period=0.7)
+RECIPE = Recipe.from_flat(limit=200, batch=32).rescaled(3).replace(period=0.7)
 """Three epochs of five steps on 160 digits: some tenths of a second."""
 OWN_DATA = """
 import torch
@@ -41,7 +40,7 @@ def build():
 
 
 def recipe(**changes: Any) -> Recipe:
-    return replace(RECIPE, **changes)
+    return RECIPE.replace(**changes)
 
 
 def without_export(messages: str) -> str:

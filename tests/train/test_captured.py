@@ -68,7 +68,7 @@ def test_a_mixture_has_the_losses_of_both_labels(mixture: str, smoothing: float)
     step()
     torch.set_rng_state(random_state)
     assert state.order is not None
-    mixed, y, share = examples.batch(state.order[:32], state.recipe.augmentation)
+    mixed, y, share = examples.batch(state.order[:32], state.recipe.data.augmentation)
     assert share is not None
     assert 0 < share < 0.8
     losses = -F.log_softmax(network(mixed), 1).double()

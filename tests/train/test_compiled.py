@@ -1,7 +1,6 @@
 """Compiled training: the same recipe through Inductor, and what is said where it cannot be."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_a_compiled_run_learns_anneals_and_ends_where_the_eager_one_does(tmp_path: Path) -> None:
-    recipe = Recipe(epochs=12, period=3.0, drop=9.0, limit=900)
+    recipe = Recipe.from_flat(epochs=12, period=3.0, drop=9.0, limit=900)
     eager = train(recipe, tmp_path / "eager")
-    compiled = train(replace(recipe, compile="always"), tmp_path / "compiled")
+    compiled = train(recipe.replace(compile="always"), tmp_path / "compiled")
     # Two right backends part at thresholds; what they learn is as good.
     assert compiled["valid_accuracy"] > 0.8
     assert abs(compiled["valid_accuracy"] - eager["valid_accuracy"]) < 0.08
 
 
 def test_auto_does_not_compile_on_a_cpu() -> None:
-    recipe = Recipe(epochs=10**6, weights="float", features="float")
+    recipe = Recipe.from_flat(epochs=10**6, weights="float", features="float")
     state = State(recipe, nn.Linear(4, 2), 128, torch.device("cpu"))
     assert state.forward is state.network
 

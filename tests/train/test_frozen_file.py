@@ -59,7 +59,7 @@ def test_an_input_with_another_zero_has_a_table(tmp_path: Path) -> None:
 def test_a_run_says_why_it_is_not_frozen(
     changes: dict[str, Any], model: nn.Module | None, reason: str, tmp_path: Path
 ) -> None:
-    summary = train(replace(RECIPE, **changes), tmp_path, model=model, device="cpu")
+    summary = train(RECIPE.replace(**changes), tmp_path, model=model, device="cpu")
     assert summary["frozen"].startswith("not frozen: ")
     assert reason in summary["frozen"]
     assert (tmp_path / records.NETWORK).is_file()

@@ -40,7 +40,7 @@ class Notes:
 
     def step(self, state: State) -> None:
         assert state.order is not None
-        size = state.recipe.batch
+        size = state.recipe.run.batch
         self.batches.append(state.order[(state.step - 1) * size : state.step * size].tolist())
         if state.annealer is not None:
             self.noises.append(state.annealer.noise)
@@ -94,7 +94,7 @@ def test_every_epoch_is_a_permutation_without_its_remainder_and_the_files_say_so
     assert (summary["epochs"], summary["config"]["data"]["examples"]) == (3, 200)
     config = json.loads((tmp_path / "x" / "config.json").read_text())
     assert config == summary["config"]
-    assert Recipe.from_json(config["recipe"]) == chosen
+    assert Recipe.from_flat(config["recipe"]) == chosen
     assert set(config["versions"]) >= {"softstair", "torch", "python"}
 
 
@@ -104,7 +104,7 @@ def test_the_seed_decides_everything_and_the_caller_keeps_its_own(tmp_path: Path
     for name, changes in {"a": {}, "b": {}, "c": {"seed": 1}, "d": {"forward": "mode"}}.items():
         torch.manual_seed(ord(name))
         before = torch.get_rng_state(), random.getstate()
-        orders[name] = noted(tmp_path / name, replace(drawn, **changes))[0].batches
+        orders[name] = noted(tmp_path / name, drawn.replace(**changes))[0].batches
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1] == random.getstate()
     assert metrics_of(tmp_path / "a") == metrics_of(tmp_path / "b")
@@ -196,11 +196,11 @@ def test_training_equals_a_loop_written_by_hand(tmp_path: Path) -> None:
     ids=str,
 )
 def test_recipes_learn(changes: dict[str, Any], tmp_path: Path) -> None:
-    chosen = replace(Recipe(limit=300, batch=16).rescaled(6), **changes)
+    chosen = Recipe.from_flat(limit=300, batch=16).rescaled(6).replace(**changes)
     assert train(chosen, tmp_path)["valid_accuracy"] > 0.4
     first, *_, last = lines_of(tmp_path)
     assert last["train_loss"] < first["train_loss"]
-    assert ("noise" in first) == (not chosen.is_float)
+    assert ("noise" in first) == (not chosen.network.is_float)
 
 
 class Settings(nn.Module):
@@ -238,7 +238,7 @@ def test_evaluation_is_in_float32_and_the_caller_keeps_its_settings(
         for name in ("float32", "auto", "bfloat16"):
             model = Settings()
             chosen = recipe(precision=name, weights="float", features="float", limit=None, batch=16)
-            chosen = replace(chosen, epochs=1)
+            chosen = chosen.replace(epochs=1)
             train(chosen, tmp_path / name, dataset=small_dataset(), model=model)
             step = (torch.float32, *exact)
             if name == "bfloat16":
@@ -295,7 +295,9 @@ def test_precision_that_was_set_by_operation(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_own_data_and_model(tmp_path: Path) -> None:
-    chosen = Recipe(batch=16, folds=3, period=2.0, epochs=8, drop=None, learning_rate=0.01)
+    chosen = Recipe.from_flat(
+        batch=16, folds=3, period=2.0, epochs=8, drop=None, learning_rate=0.01
+    )
     model, data = small_model(), small_dataset()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     summary = train(chosen, tmp_path / "x", dataset=data, model=model)
@@ -306,7 +308,7 @@ def test_own_data_and_model(tmp_path: Path) -> None:
     assert data.test_y is not None
     test = Examples(data.test_x, data.test_y, data.mean, data.std)
     assert evaluate(net, test)[1] == summary["test_accuracy"]
-    as_float = replace(chosen, weights="float", features="float", epochs=1)
+    as_float = chosen.replace(weights="float", features="float", epochs=1)
     summary = train(as_float, tmp_path / "y", dataset=small_dataset(test=False), model=model)
     assert summary["test_accuracy"] is None
     # The caller's model is not trained.
@@ -316,7 +318,9 @@ def test_own_data_and_model(tmp_path: Path) -> None:
 
 def test_own_data_and_model_of_a_recipe_that_names_them(tmp_path: Path) -> None:
     """The recipe says whose they are, and has no default network for them."""
-    chosen = Recipe(data="thirds:load", batch=16, folds=3, epochs=1, period=None, drop=None)
+    chosen = Recipe.from_flat(
+        data="thirds:load", batch=16, folds=3, epochs=1, period=None, drop=None
+    )
     given: dict[str, Any] = {"dataset": small_dataset(), "model": small_model()}
     assert train(chosen, tmp_path / "run", **given)["epochs"] == 1
     about = zoo.about(tmp_path / "run" / "network.safetensors")
@@ -324,7 +328,7 @@ def test_own_data_and_model_of_a_recipe_that_names_them(tmp_path: Path) -> None:
 
 
 def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:
-    chosen = Recipe(batch=16, fold="all", epochs=2, period=None, drop=None)
+    chosen = Recipe.from_flat(batch=16, fold="all", epochs=2, period=None, drop=None)
     given: dict[str, Any] = {"dataset": small_dataset(), "model": small_model()}
     out = tmp_path / "run"
     stopped(chosen, out, 1, 1, **given)
@@ -354,7 +358,7 @@ def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:
 def test_models_that_do_not_fit(layers: list[nn.Module], tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), *layers)
     with pytest.raises(ValueError, match="model") as caught:
-        train(Recipe(batch=16, folds=3), tmp_path, dataset=small_dataset(), model=model)
+        train(Recipe.from_flat(batch=16, folds=3), tmp_path, dataset=small_dataset(), model=model)
     assert is_sentence(str(caught.value))
 
 
@@ -367,12 +371,12 @@ def test_data_that_do_not_suffice(tmp_path: Path) -> None:
         (data, {"folds": 61}, "folds"),
         (data, {"limit": 20}, "batch"),
     ]:
-        chosen = replace(Recipe(batch=16, folds=3, epochs=1), **changes)
+        chosen = Recipe.from_flat(batch=16, folds=3, epochs=1).replace(**changes)
         with pytest.raises(ValueError, match=field):
             train(chosen, tmp_path / "x", dataset=dataset, model=small_model())
     with pytest.raises(ValueError, match="model must be named for data of your own"):
-        train(Recipe(data="ours:data"), tmp_path / "x", dataset=data)
-    just = Recipe(batch=40, folds=3, epochs=1)
+        train(Recipe.from_flat(data="ours:data"), tmp_path / "x", dataset=data)
+    just = Recipe.from_flat(batch=40, folds=3, epochs=1)
     assert train(just, tmp_path / "x", dataset=data, model=small_model())["epochs"] == 1
 
 

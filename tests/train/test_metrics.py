@@ -1,6 +1,5 @@
 """Metrics: fresh statistics against a network written by hand, stairs against counting."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +257,7 @@ def test_a_stop_in_the_middle_leaves_everything_in_its_mode() -> None:
 def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     fresh = recipe(statistics="fresh", seed=3, augment="crop", epochs=1)
     summary = train(fresh, tmp_path / "fresh")
-    train(replace(fresh, statistics="running"), tmp_path / "running")
+    train(fresh.replace(statistics="running"), tmp_path / "running")
     assert metrics_of(tmp_path / "fresh") != metrics_of(tmp_path / "running")
     data = load("digits").sample(200)
     net = trained_network(tmp_path / "fresh", data)

@@ -1,7 +1,6 @@
 """Recipes with `bits`: names instead of stairs and quanta, from training to deployment."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,51 +44,57 @@ def test_bits_exclude_stairs_and_quanta() -> None:
     }  # fmt: skip
     for name, value in others.items():
         with pytest.raises(SoftstairError, match=f"{name} must be left out with `bits`") as caught:
-            Recipe(bits="int4", **{name: value})
+            Recipe.from_flat(bits="int4", **{name: value})
         assert caught.value.field == name
 
 
 @pytest.mark.parametrize("bits", ["int9", "stem=int9,*=int4", "*=int4,stem=int8", "stem=", ""])
 def test_wrong_bits_are_refused_before_there_is_a_network(bits: str) -> None:
     with pytest.raises(SoftstairError, match=r"^bits must ") as caught:
-        Recipe(bits=bits)
+        Recipe.from_flat(bits=bits)
     assert caught.value.field == "bits"
 
 
 def test_bits_replace_the_stairs_of_a_preset() -> None:
     best = preset("best-cifar10-int4")
     recipe = changed(best, {"bits": "ternary"})
-    assert (recipe.bits, recipe.weights, recipe.feature_quantum) == ("ternary", "ternary", 1.0)
-    assert recipe.learning_rate == best.learning_rate
+    assert (recipe.network.bits, recipe.network.weights, recipe.network.feature_quantum) == (
+        "ternary",
+        "ternary",
+        1.0,
+    )
+    assert recipe.optimiser.learning_rate == best.optimiser.learning_rate
     with pytest.raises(SoftstairError, match="weights must be left out with `bits`"):
         changed(best, {"bits": "ternary", "weights": "ternary"})
 
 
 def test_a_recipe_in_float_by_name_is_the_float_twin() -> None:
-    assert Recipe(bits="float").is_float
-    assert not Recipe(bits="float/uint4").is_float
-    assert not Recipe(bits="int4").is_float
-    assert from_row(to_row(Recipe(bits=MIXED))) == Recipe(bits=MIXED)
+    assert Recipe.from_flat(bits="float").network.is_float
+    assert not Recipe.from_flat(bits="float/uint4").network.is_float
+    assert not Recipe.from_flat(bits="int4").network.is_float
+    assert from_row(to_row(Recipe.from_flat(bits=MIXED))) == Recipe.from_flat(bits=MIXED)
 
 
 def test_names_of_the_stairs_of_a_recipe() -> None:
     assert levels_of(Recipe()) == "ternary"
-    assert levels_of(Recipe(weights="int4", features="ternary")) == "int4/ternary"
-    assert levels_of(Recipe(bits=MIXED)) == MIXED
+    assert levels_of(Recipe.from_flat(weights="int4", features="ternary")) == "int4/ternary"
+    assert levels_of(Recipe.from_flat(bits=MIXED)) == MIXED
 
 
 def test_names_choose_how_quanta_and_latent_weights_are_trained() -> None:
-    named, given = Recipe(bits="int4"), Recipe(weights="int4", features="uint4")
-    assert named.calibrates
-    assert replace(named, quanta="learned").calibrates
-    assert not given.calibrates
-    assert replace(given, quanta="calibrated").calibrates
-    assert not replace(given, quanta="learned").calibrates  # from the quantum that is given
-    assert not replace(named, quanta="fixed").calibrates
-    assert named.latent_rate_for(0.5) == 0.015
-    assert replace(named, latent_rate=0.1).latent_rate_for(0.5) == 0.05
-    assert replace(named, optimiser="sgd").latent_rate_for(0.5) == named.learning_rate
-    assert given.latent_rate_for(0.5) == given.learning_rate
+    named, given = Recipe.from_flat(bits="int4"), Recipe.from_flat(weights="int4", features="uint4")
+    assert named.network.calibrates
+    assert named.replace(quanta="learned").network.calibrates
+    assert not given.network.calibrates
+    assert given.replace(quanta="calibrated").network.calibrates
+    assert not given.replace(quanta="learned").network.calibrates  # from the quantum that is given
+    assert not named.replace(quanta="fixed").network.calibrates
+    assert named.optimiser.latent_rate_for(0.5, has_bits=True) == 0.015
+    fast = named.replace(latent_rate=0.1).optimiser
+    assert fast.latent_rate_for(0.5, has_bits=True) == 0.05
+    sgd = named.replace(optimiser="sgd").optimiser
+    assert sgd.latent_rate_for(0.5, has_bits=True) == sgd.learning_rate
+    assert given.optimiser.latent_rate_for(0.5) == given.optimiser.learning_rate
 
 
 # The network
@@ -146,12 +151,12 @@ def test_features_are_calibrated_before_the_first_step(
     chosen = recipe(**still, **changes)
     train(chosen, tmp_path)
     quanta = {name: s.stair.quantum for name, s in stairs(trained_network(tmp_path, DIGITS))}
-    torch.manual_seed(chosen.seed)
+    torch.manual_seed(chosen.run.seed)
     data = DIGITS.sample(200)
     net = make_network(chosen, data)
-    part = split(data, chosen.fold, chosen.folds)[0]
+    part = split(data, chosen.data.fold, chosen.data.folds)[0]
     examples = Examples(data.x[part], data.y[part], *data.numbers(), torch.device("cpu"))
-    inputs = chosen_inputs(examples, chosen.batch, chosen.seed)
+    inputs = chosen_inputs(examples, chosen.run.batch, chosen.run.seed)
     before = {name: s.stair.quantum for name, s in stairs(net)}
     assert quanta == ss.calibrate(net, inputs, weights=None)
     is_same = {name: quanta[name] == quantum for name, quantum in before.items()}

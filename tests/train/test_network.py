@@ -21,7 +21,7 @@ from softstair.train.state import State
 
 pytestmark = pytest.mark.quick
 
-SHORT = Recipe(limit=200, epochs=1, batch=32, period=0.2)
+SHORT = Recipe.from_flat(limit=200, epochs=1, batch=32, period=0.2)
 
 
 def test_the_last_layer_is_the_last_that_is_called() -> None:
@@ -40,7 +40,7 @@ def test_a_run_says_what_became_of_every_layer(tmp_path: Path) -> None:
     train(SHORT, tmp_path / "stair")
     table = (tmp_path / "stair" / "network.txt").read_text()
     assert table.count("stair weights") == table.count("ternary stair instead of ReLU") == 3
-    train(replace(SHORT, weights="float", features="float"), tmp_path / "float")
+    train(SHORT.replace(weights="float", features="float"), tmp_path / "float")
     assert "nothing was quantised" in (tmp_path / "float" / "network.txt").read_text()
 
 
@@ -53,7 +53,7 @@ def test_code_that_a_run_names_is_called_only_by_the_users_word(
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))\n"
     )
     monkeypatch.chdir(tmp_path)
-    train(replace(SHORT, model="payload:build"), "run")
+    train(SHORT.replace(model="payload:build"), "run")
     Path("called").unlink()
     with pytest.raises(SoftstairError, match="somebody else"):
         trained_network("run", load("digits"))
@@ -106,19 +106,19 @@ def state(recipe: Recipe, model: nn.Module | None = None) -> State:
 
 def test_advice_is_given_where_it_is_due_and_nowhere_else() -> None:
     assert advice(state(Recipe())) == []
-    assert advice(state(Recipe(weights="float", features="float"))) == []
-    (late,) = advice(state(Recipe(epochs=20)))
+    assert advice(state(Recipe.from_flat(weights="float", features="float"))) == []
+    (late,) = advice(state(Recipe.from_flat(epochs=20)))
     assert "layer 2 will still have noise" in late
-    by_epochs = Recipe(epochs=10, update="epoch", period=9.5 / 3, drop=None)
+    by_epochs = Recipe.from_flat(epochs=10, update="epoch", period=9.5 / 3, drop=None)
     assert (
         "layer 2 will still have noise in the last step, at epoch 9" in advice(state(by_epochs))[0]
     )
-    assert advice(state(replace(by_epochs, period=None))) == []
-    (static,) = advice(state(Recipe(static_std=True, anneal_from="50%")))
+    assert advice(state(by_epochs.replace(period=None))) == []
+    (static,) = advice(state(Recipe.from_flat(static_std=True, anneal_from="50%")))
     assert "will not anneal" in static
-    (narrow,) = advice(state(Recipe(static_mean=False)))
+    (narrow,) = advice(state(Recipe.from_flat(static_mean=False)))
     assert narrow.startswith("the noise narrows faster than its mean moves")
-    follows = Recipe(static_mean=False, static_std=True, learning_rate=3e-3)
+    follows = Recipe.from_flat(static_mean=False, static_std=True, learning_rate=3e-3)
     assert advice(state(follows)) == []
     bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     (plain,) = advice(state(Recipe(), bare))
@@ -152,12 +152,12 @@ def test_a_run_goes_on_with_its_own_threads_even_before_its_first_checkpoint(
 
 def test_what_exports_is_said_before_training_for_any_zero_of_the_input() -> None:
     data = replace(load("digits"), mean=8.3)
-    for recipe in (SHORT, replace(SHORT, integer_input=True)):
+    for recipe in (SHORT, SHORT.replace(integer_input=True)):
         text, exports = describe_network(make_network(recipe, data), recipe, data)
         assert exports is not None
         assert exports.startswith("freezes; C needs about")
         assert text.endswith(exports)
-    floats = replace(SHORT, weights="float", features="float")
+    floats = SHORT.replace(weights="float", features="float")
     assert describe_network(make_network(floats, data), floats, data)[1] is None
 
 
@@ -169,7 +169,7 @@ class InPairs(HeadFirst):
 
 
 def test_a_network_that_cannot_be_reported_is_trained_all_the_same() -> None:
-    recipe, data = replace(SHORT, model="auto"), load("digits")
+    recipe, data = SHORT.replace(model="auto"), load("digits")
     network = make_network(recipe, data, InPairs())
     text, exports = describe_network(network, recipe, data)
     assert exports is not None

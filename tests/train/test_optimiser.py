@@ -169,14 +169,14 @@ def test_latent_weights_are_clipped_to_where_the_first_noise_is(
     changes: dict[str, Any], low: float, high: float
 ) -> None:
     chosen = recipe(clip_latent=True, latent_rate=5.0, **changes)
-    state, step = begun(**{name: getattr(chosen, name) for name in (*changes, "clip_latent")})
+    state, step = begun(**{name: chosen[name] for name in (*changes, "clip_latent")})
     for _ in range(2):
         step()
     weight = state.network.get_parameter("features.1.weight")
     with torch.no_grad():
         weight[0], weight[1], weight[2] = low - 9, high + 9, 0.0
     clip_latent(state.network, state.latent_bounds)
-    quantum = chosen.weight_quantum
+    quantum = chosen.network.weight_quantum
     assert float(weight.detach().min()) == pytest.approx(low, abs=1e-4 * quantum)
     assert float(weight.detach().max()) == pytest.approx(high, abs=1e-4 * quantum)
     assert float(weight.detach().min()) > low
@@ -250,18 +250,18 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rates_follow_their_shape(shape: Any) -> None:
-    options = OptimiserOptions(epochs=10, rate_shape=shape, drop=5.0, drop_factor=0.2)
-    assert [options.rate_factor(t) for t in (0, 3, 5, 8, 10)] == pytest.approx(SHAPES[shape])
+    options = OptimiserOptions(rate_shape=shape, drop=5.0, drop_factor=0.2)
+    assert [options.rate_factor(t, 10) for t in (0, 3, 5, 8, 10)] == pytest.approx(SHAPES[shape])
     warm = replace(options, warm_up=4.0)
-    assert [warm.rate_factor(t) for t in (0, 3)] == pytest.approx([0, 0.75 * SHAPES[shape][1]])
-    assert [warm.rate_factor(t) for t in (5, 8, 10)] == pytest.approx(SHAPES[shape][2:])
+    assert [warm.rate_factor(t, 10) for t in (0, 3)] == pytest.approx([0, 0.75 * SHAPES[shape][1]])
+    assert [warm.rate_factor(t, 10) for t in (5, 8, 10)] == pytest.approx(SHAPES[shape][2:])
 
 
 def test_the_last_layer_is_the_last_that_is_called() -> None:
     chosen = recipe(norm_rate=5.0, latent_rate=0.5, learning_rate=1.0)
     network = make_network(chosen, load("digits"), HeadFirst())
     names = {parameter: name for name, parameter in network.named_parameters()}
-    groups = parameter_groups(network, chosen)
+    groups = parameter_groups(network, chosen.optimiser)
     rates = {names[key]: group["lr"] for group in groups for key in group["params"]}
     assert rates == {
         "head.weight": 1.0, "head.bias": 1.0, "body.weight": 0.5,

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,15 @@ from softstair.train import Recipe, checkpoint, parallel, preset, train, trained
 from softstair.train.execution import choose_device
 from softstair.train.parallel import joined
 
-RANDOM = replace(RECIPE, augment="crop", forward="random", model="own_models:witness")
+RANDOM = RECIPE.replace(augment="crop", forward="random", model="own_models:witness")
 """Each process draws random numbers of its own here, and they matter."""
-FLOAT = replace(RECIPE, weights="float", features="float", optimiser="sgd", learning_rate=0.1)
+FLOAT = RECIPE.replace(weights="float", features="float", optimiser="sgd", learning_rate=0.1)
 
 
 def words(recipe: Recipe, out: Path, *more: str) -> list[str]:
     """Return the command that trains by a recipe."""
-    names = [*recipe.differences(preset("digits").rescaled(recipe.epochs)), "epochs"]
-    values = {spelling(name): getattr(recipe, name) for name in names}
+    names = [*recipe.differences(preset("digits").rescaled(recipe.run.epochs)), "epochs"]
+    values = {spelling(name): recipe[name] for name in names}
     flags = [
         (flag if value else f"--no-{flag[2:]}") if isinstance(value, bool) else f"{flag}={value}"
         for flag, value in values.items()
@@ -80,13 +79,13 @@ def complete(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_processes_train_as_one_with_the_joint_batch(pair: Pair, tmp_path: Path) -> None:
-    recipe = replace(FLOAT, model="own_models:plain")
+    recipe = FLOAT.replace(model="own_models:plain")
     assert pair.run(words(recipe, tmp_path / "two")) == [0, 0], pair.messages
     train(recipe, tmp_path / "one", device="cpu", threads=1)
     data = load("digits").sample(200)
     one, two = (trained_network(tmp_path / name, data, plain()) for name in ("one", "two"))
     with torch.random.fork_rng([]):
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(recipe.run.seed)
         first = plain().state_dict()
     for name, value in one.state_dict().items():
         assert (value - first[name]).abs().max() > 1e-3
@@ -106,8 +105,8 @@ def test_both_processes_hold_the_same_network(complete: Path) -> None:
 
 @pytest.mark.nightly
 def test_start_and_teacher_are_trained_by_both_processes(pair: Pair, tmp_path: Path) -> None:
-    recipe = replace(RANDOM, epochs=1, period=None, drop=None, init_from="auto", teacher="auto")
-    recipe = replace(recipe, quanta="calibrated")
+    recipe = RANDOM.replace(epochs=1, period=None, drop=None, init_from="auto", teacher="auto")
+    recipe = recipe.replace(quanta="calibrated")
     out, notes = tmp_path / "run", {"NOTES": str(tmp_path)}
     assert pair.run(words(recipe, out), environment=notes) == [0, 0], pair.messages
     # Rank 0 reads the float run, and so evaluates its network more often.
@@ -121,7 +120,7 @@ def test_start_and_teacher_are_trained_by_both_processes(pair: Pair, tmp_path: P
 
 
 def test_truncated_layers_train_in_two_processes(pair: Pair, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, period=0.4)
+    recipe = RECIPE.replace(period=0.4)
     assert pair.run(words(recipe, tmp_path / "run"), narrow=True) == [0, 0], pair.messages
     assert pair.messages[0].count("\n") == 1
     assert "freezes" in pair.messages[0]
@@ -135,12 +134,12 @@ def test_truncated_layers_train_in_two_processes(pair: Pair, tmp_path: Path) -> 
 
 @pytest.mark.nightly
 def test_parameters_that_one_process_alone_uses(pair: Pair, tmp_path: Path) -> None:
-    recipe = replace(FLOAT, model="own_models:branches")
+    recipe = FLOAT.replace(model="own_models:branches")
     assert pair.run(words(recipe, tmp_path / "run")) == [0, 0], pair.messages
     saved = checkpoint.load(tmp_path / "run" / "checkpoint")
     assert saved is not None
     with torch.random.fork_rng([]):
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(recipe.run.seed)
         first = branches().state_dict()
     assert all(not torch.equal(value, first[name]) for name, value in saved["network"].items())
 
@@ -202,17 +201,17 @@ def test_a_signal_to_torchrun(pair: Pair, complete: Path, tmp_path: Path) -> Non
 @pytest.mark.nightly
 def test_errors_end_both_processes(pair: Pair, complete: Path, tmp_path: Path) -> None:
     new, one = tmp_path / "new", tmp_path / "one"
-    small = replace(RECIPE, epochs=1)
+    small = RECIPE.replace(epochs=1)
     stopped(small, one, 0, 2, device="cpu", threads=1)
     commands = {
         "'forty' was given": words(RECIPE, new, "--epochs", "forty"),
-        "multiple of the number of processes, 2": words(replace(small, batch=33), new),
+        "multiple of the number of processes, 2": words(small.replace(batch=33), new),
         "capture must be auto or never": words(small, new, "--capture", "always"),
         "torchrun started 2": words(small, new, "--every-fold"),
         "torchrun gives each process its own GPU": words(small, new, "--device", "cuda:0"),
         "holds a run already": words(RANDOM, complete),
         "was begun with processes = 1, but 2": words(small, one, "--resume"),
-        "batch must be an integer from 2 to": words(replace(small, batch=1024), new),
+        "batch must be an integer from 2 to": words(small.replace(batch=1024), new),
         "cannot write": words(small, complete / "config.json"),
     }
     for part, command in commands.items():
@@ -228,7 +227,7 @@ def test_errors_end_both_processes(pair: Pair, complete: Path, tmp_path: Path) -
 def test_torchrun_with_one_process_is_a_plain_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = replace(RANDOM, epochs=2, model="auto")
+    recipe = RANDOM.replace(epochs=2, model="auto")
     assert main(words(recipe, tmp_path / "plain")) == 0
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)

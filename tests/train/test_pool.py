@@ -162,7 +162,7 @@ import json, sys, time
 from pathlib import Path
 from softstair.train import Recipe
 from softstair.train.pool import start_process
-recipe = Recipe.from_json(json.loads(sys.argv[1]))
+recipe = Recipe.from_flat(json.loads(sys.argv[1]))
 started = start_process({"recipe": recipe, "out": Path(sys.argv[2]), "device": "cpu"}, 1)
 time.sleep(600)
 """
@@ -172,7 +172,7 @@ time.sleep(600)
 def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     begun = parse(Command, [*FLAGS, "--epochs", "14"], "softstair train").recipe
     out = tmp_path / "x"
-    words = [json.dumps(begun.to_json()), str(out)]
+    words = [json.dumps(begun.to_flat()), str(out)]
     with open("errors", "w") as errors:
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, *words], stdout=subprocess.DEVNULL, stderr=errors

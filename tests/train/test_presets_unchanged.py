@@ -56,8 +56,8 @@ def digest(net: nn.Module) -> str:
 def untrained(name: str) -> nn.Module:
     """The network of a preset, with weights that are the same on every machine."""
     recipe = PRESETS[name]
-    shape = INPUTS[recipe.data]
-    model = build("digits" if recipe.model == "auto" else recipe.model, 12, shape)
+    shape = INPUTS[recipe.data.name]
+    model = build("digits" if recipe.network.model == "auto" else recipe.network.model, 12, shape)
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters(), 7):
             values = (torch.arange(parameter.numel()) * number) % 257 - 128

@@ -205,7 +205,7 @@ def test_a_killed_process_holds_no_lock(warm: Warm, tmp_path: Path) -> None:
 def test_another_recipe_is_refused(name: str, value: Any, out: Path, run: commands.Run) -> None:
     before = files(out)
     with pytest.raises(RunError, match=f"was begun with {name} = "):
-        train(replace(RECIPE, **{name: value}), out, resume=True)
+        train(RECIPE.replace(**{name: value}), out, resume=True)
     values = value if isinstance(value, tuple) else [str(value)]
     text = run.rejected("train", f"--{name}", *values, "--resume", "--out", out)
     assert f"use the same --{name} and the same preset" in text

@@ -62,8 +62,8 @@ class Linear(nn.Module):
 def test_the_loss_is_the_formula() -> None:
     x, y = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1])
     data = Dataset("data", x, y, ("a", "b", "c"), mean=100.7, std=30.0)
-    own = Recipe(teacher="auto", teacher_weight=0.7, temperature=3.0, integer_input=True)
-    run = FloatRun(replace(own, integer_input=False), Linear(), "")
+    own = Recipe.from_flat(teacher="auto", teacher_weight=0.7, temperature=3.0, integer_input=True)
+    run = FloatRun(own.replace(integer_input=False), Linear(), "")
     taught = Teacher(run, own, data, torch.device("cpu"))
     inputs = torch.randn(5, 1, 2, 2)
     scores, loss = torch.randn(5, 3, requires_grad=True), torch.tensor(2.0)
@@ -147,7 +147,7 @@ def test_layers_are_joined_only_where_nothing_else_reads_them() -> None:
 def test_a_float_start_scales_weights_and_statistics(first: str) -> None:
     torch.manual_seed(3)
     twin = with_statistics(digits()).train()
-    own = Recipe(first_layer=first)
+    own = Recipe.from_flat(first_layer=first)
     network = stair_network(twin, own)
     start_from(network, FloatRun(FLOAT, twin, ""), own)
     assert torch.equal(network.classifier.weight, twin.classifier.weight)
@@ -158,7 +158,11 @@ def test_a_float_start_scales_weights_and_statistics(first: str) -> None:
         if number == 1 and first == "float":
             low, high, scale = -math.inf, math.inf, 1.0
         elif number == 1 and first == "int8":
-            high, scale = 1 - 2**-7, 2**-7 / fit_quantum(weight, own.stair("first_layer")).quantum
+            stair = own.network.stair("first_layer")
+            high, scale = (
+                1 - 2**-7,
+                2**-7 / fit_quantum(weight, stair).quantum,
+            )
         assert torch.allclose(layer.weight, (weight * scale).clamp(low, high), atol=2e-4)
         assert torch.equal(norm.weight, before.weight)
         assert torch.allclose(norm.running_mean, before.running_mean * scale)
@@ -196,7 +200,7 @@ def test_a_start_with_another_input_is_an_error(float_run: Path, tmp_path: Path)
     for name, centred in {"other": (8.5, 10.0), "same": (8.0, 8.0)}.items():
         shown = replace(load("digits"), centred=centred)
         start = tmp_path / f"{name}-start"
-        train(replace(FLOAT, centre_input=False), start, dataset=shown)
+        train(FLOAT.replace(centre_input=False), start, dataset=shown)
         started = recipe(epochs=1, init_from=str(start), centre_input=True)
         if name == "same":
             train(started, tmp_path / name, dataset=shown)
@@ -216,7 +220,7 @@ def test_automatic_starts_have_the_input_of_their_preset(name: str) -> None:
     given = PRESETS[name]
     start = auto_recipe(given, "start", shape)
     for field in ("integer_input", "centre_input"):
-        assert getattr(start, field) == getattr(given, field)
+        assert start[field] == given[field]
 
 
 def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: Path) -> None:
@@ -229,7 +233,7 @@ def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: P
     assert train(both, out, resume=True)["config"]["start"] == config["start"]
     train(both, tmp_path / "same")
     assert metrics_of(out) == metrics_of(tmp_path / "same")
-    train(replace(both, init_from=None, teacher=None), tmp_path / "plain")
+    train(both.replace(init_from=None, teacher=None), tmp_path / "plain")
     assert metrics_of(out) != metrics_of(tmp_path / "plain")
 
 
@@ -259,7 +263,7 @@ def test_another_teacher_is_refused(float_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="finished float run") as caught:
         train(taught, tmp_path / "run", resume=True)
     assert caught.value.field == "teacher"
-    train(replace(FLOAT, seed=1), path)
+    train(FLOAT.replace(seed=1), path)
     with pytest.raises(RunError, match="another network in `teacher`"):
         train(taught, tmp_path / "run", resume=True)
 
@@ -322,24 +326,35 @@ def test_an_error_before_the_first_run_leaves_no_files(
 
 @pytest.mark.quick
 def test_the_runs_that_are_trained_first() -> None:
-    own = Recipe(epochs=61, seed=3, fold=2, mixup=0.3, integer_input=True, data="cifar10")
+    own = Recipe.from_flat(epochs=61, seed=3, fold=2, mixup=0.3, integer_input=True, data="cifar10")
     image, speech, digit = (3, 32, 32), (1, 49, 10), (1, 8, 8)
     large = auto_recipe(own, "teacher", image)
-    assert large.is_float
-    assert (large.model, large.epochs, large.cutout, large.mixup) == ("resnet18", 20, 12, 0)
-    assert (large.seed, large.fold, large.integer_input) == (3, 2, True)
-    assert (large.weight_decay, large.norm_decay) == (0.1, 0), "features keep their size"
-    assert auto_recipe(own, "start", image) == replace(large, model="auto")
-    taught = replace(Recipe(data="speech", epochs=2), init_from="auto", teacher="auto")
+    assert large.network.is_float
+    assert (large.network.model, large.run.epochs, large.data.cutout, large.data.mixup) == (
+        "resnet18",
+        20,
+        12,
+        0,
+    )
+    assert (large.run.seed, large.data.fold, large.data.integer_input) == (3, 2, True)
+    assert (large.optimiser.weight_decay, large.optimiser.norm_decay) == (0.1, 0), (
+        "features keep their size"
+    )
+    assert auto_recipe(own, "start", image) == large.replace(model="auto")
+    taught = Recipe.from_flat(data="speech", epochs=2).replace(init_from="auto", teacher="auto")
     start = auto_recipe(taught, "start", speech)
-    assert (start.augment, start.weight_decay, start.epochs) == ("shift", 0.01, 1)
-    assert start.teacher is start.init_from is None
+    assert (start.data.augment, start.optimiser.weight_decay, start.run.epochs) == (
+        "shift",
+        0.01,
+        1,
+    )
+    assert start.optimiser.teacher is start.network.init_from is None
     out = Path("out")
     assert float_runs(taught, out, speech) == {"start": out / "start", "teacher": out / "teacher"}
     assert set(float_runs(taught, out, digit).values()) == {out / "start"}, "the float twin"
-    large = replace(taught, model="dscnn-276")
+    large = taught.replace(model="dscnn-276")
     assert set(float_runs(large, out, speech).values()) == {out / "start"}, "trained once"
-    given = replace(taught, init_from=None, teacher="runs/a")
+    given = taught.replace(init_from=None, teacher="runs/a")
     assert float_runs(given, out, speech) == {"teacher": Path("runs/a")}
 
 

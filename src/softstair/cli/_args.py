@@ -1,8 +1,8 @@
 """Command-line flags from the fields of a frozen dataclass, read by argparse.
 
-A field of a dataclass within the command is a flag of its own, so that ``train`` has one for each
-field of a recipe. :func:`parse` reads the words first and asks for the defaults afterwards: those
-of ``train`` depend on what was given (``--preset``, ``--resume``).
+A field that is a recipe has a flag for each of its fields, by their flat names.
+:func:`parse` reads the words first and asks for the defaults afterwards: those of ``train`` depend
+on what was given (``--preset``, ``--resume``).
 """
 
 import argparse
@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import reduce
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -151,15 +150,24 @@ def _alternatives(kind: Any) -> list[Any]:
 def _options(command: type[Any], path: tuple[str, ...] = ()) -> Iterator[_Option]:
     kinds = get_type_hints(command)
     for each in fields(command):
-        kind, inner = kinds[each.name], (*path, each.name)
+        kind, option = kinds[each.name], each.metadata.get("option")  # of a recipe, or None
         if isinstance(kind, type) and is_dataclass(kind):
-            yield from _options(kind, inner)
+            yield from _options(kind, path or (each.name,))
             continue
-        known = each.metadata
-        text = known["option"].help if "option" in known else known["help"]  # of a recipe, or not
-        metavar, name = known.get("metavar"), known.get("name")
-        shown = metavar or (f"--{name}" if name else spelling(each.name))
-        yield _Option(inner, _alternatives(kind), each.default, text, shown, metavar)
+        name, about, metavar = (
+            each.name,
+            each.metadata.get("help", ""),
+            each.metadata.get("metavar"),
+        )
+        if option is not None:
+            name, about = option.flat or name, option.help
+        shown = metavar or spelling(each.metadata.get("name") or name)
+        yield _Option((*path, name), _alternatives(kind), each.default, about, shown, metavar)
+
+
+def _value(command: Any, name: str, *flat: str) -> Any:
+    value = getattr(command, name)
+    return value[flat[0]] if flat else value
 
 
 def _dashed(word: str) -> str:
@@ -219,7 +227,7 @@ def _parser(
             nargs = "*" if option.is_list else "?"
             parser.add_argument(option.key, metavar=option.metavar, nargs=nargs, help=text)
             continue
-        default = option.default if base is None else reduce(getattr, option.path, base)
+        default = option.default if base is None else _value(base, *option.path)
         text += "" if default in (None, ()) else f" (default: {default})"
         parser.add_argument(option.spelling, dest=option.key, help=text, **_shape(option))
     return parser
@@ -236,10 +244,10 @@ def _shape(option: _Option) -> dict[str, Any]:
     return {"metavar": "|".join(choices + types)}
 
 
-def _replaced(record: Any, given: Mapping[tuple[str, ...], Any]) -> Any:
-    """Return a dataclass with the fields at some paths replaced."""
+def _replaced(command: Any, given: Mapping[tuple[str, ...], Any]) -> Any:
+    """Return a command with other values of some fields, and of fields of its recipe."""
     changes = {path[0]: value for path, value in given.items() if len(path) == 1}
     for name in {path[0] for path in given if len(path) > 1}:
-        inner = {path[1:]: value for path, value in given.items() if path[0] == name}
-        changes[name] = _replaced(getattr(record, name), inner)
-    return replace(record, **changes)
+        values = {path[1]: value for path, value in given.items() if path[0] == name}
+        changes[name] = getattr(command, name).replace(**values)
+    return replace(command, **changes)

@@ -29,7 +29,7 @@ from softstair.train.network import levels_of
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import train_with_events
-from softstair.train.recipe import FIELDS, PRESETS, PresetName, Recipe, preset
+from softstair.train.recipe import OPTIONS, PRESETS, PresetName, Recipe, preset
 
 MAX_FOLDS = 10_000
 """Folds that one command trains."""
@@ -98,18 +98,19 @@ class Command:
             base = replace(base, recipe=preset(given["preset"]))
         elif (recipe := _begun(given)) is not None:
             return replace(base, recipe=recipe, resume=True)
-        elif given.get("resume") and not given.keys() & {*FIELDS} and "out" in given:
+        elif given.get("resume") and not given.keys() & {*OPTIONS} and "out" in given:
             _check_begun(given["out"])
-        recipe = base.recipe.for_changes(given)
-        if given.get("static_std") and given.get("static_mean", recipe.static_mean):
-            recipe = replace(recipe, anneal_from=0.0)  # that of the preset has no effect
-        return replace(base, recipe=recipe.rescaled(given.get("epochs", recipe.epochs)))
+        recipe = base.recipe
+        recipe = replace(recipe, network=recipe.network.for_changes(given))
+        if given.get("static_std") and given.get("static_mean", recipe.noise.static_mean):
+            recipe = recipe.replace(anneal_from=0.0)  # that of the preset has no effect
+        return replace(base, recipe=recipe.rescaled(given.get("epochs", recipe.run.epochs)))
 
     def run(self) -> int:
         with rank_zero_output():
             self._check()
             with parallel.joined(self.device):
-                name = self.recipe.data.rpartition(":")[2]
+                name = self.recipe.data.name.rpartition(":")[2]
                 out = parallel.from_rank_zero(lambda: self.out or next_free(Path("runs"), name))
                 failed = 0
                 with Stoppable("train", lambda: self._again(out)) as stop:
@@ -118,7 +119,7 @@ class Command:
                 return stop.exit_code
             if failed:
                 raise SoftstairError(
-                    f"{failed} of {self.recipe.folds} folds failed; when that is corrected, "
+                    f"{failed} of {self.recipe.data.folds} folds failed; when that is corrected, "
                     f"continue with {self._again(out)}"
                 )
         with Stoppable("train", lambda: self._again(out)) as stop:
@@ -135,9 +136,11 @@ class Command:
             if self.jobs != "auto":
                 raise SoftstairError(f"--jobs {self.jobs} needs --every-fold.")
             return
-        integer("folds", self.recipe.folds, 2, MAX_FOLDS)
-        if self.recipe.fold:
-            raise SoftstairError(f"--every-fold and --fold {self.recipe.fold} exclude each other.")
+        integer("folds", self.recipe.data.folds, 2, MAX_FOLDS)
+        if self.recipe.data.fold:
+            raise SoftstairError(
+                f"--every-fold and --fold {self.recipe.data.fold} exclude each other."
+            )
         if (processes := parallel.torchrun_ranks()[1]) > 1:
             raise SoftstairError(
                 f"--every-fold trains each fold in one process, but torchrun started {processes}: "
@@ -160,8 +163,8 @@ class Command:
     def _runs(self, out: Path) -> list[tuple[Recipe, Path]]:
         if not self.every_fold:
             return [(self.recipe, out)]
-        folds = range(self.recipe.folds)
-        return [(replace(self.recipe, fold=fold), out / f"fold-{fold}") for fold in folds]
+        folds = range(self.recipe.data.folds)
+        return [(self.recipe.replace(fold=fold), out / f"fold-{fold}") for fold in folds]
 
     def _train_all(self, out: Path) -> int:
         """Train what is not finished; return how many folds failed."""
@@ -169,7 +172,7 @@ class Command:
             left = parallel.from_rank_zero(lambda: list(self._unfinished(out)))
             if left and self.every_fold:
                 paths = (path for _, path in self._runs(out))
-                records.refuse_other_data(paths, {self.recipe.data}, self.data_dir)
+                records.refuse_other_data(paths, {self.recipe.data.name}, self.data_dir)
             count = lambda threads: worker_count(
                 self.jobs, self.device, len(left), threads or self.threads
             )
@@ -178,7 +181,7 @@ class Command:
                     for recipe, path in left:
                         self._train_here(recipe, path, progress)
                     return 0
-                tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
+                tasks = (Task(f"fold {recipe.data.fold}", recipe, path) for recipe, path in left)
                 pool = ProcessPool(
                     tasks,
                     progress.show,
@@ -206,7 +209,7 @@ class Command:
             yield recipe, path
 
     def _train_here(self, recipe: Recipe, out: Path, progress: Progress) -> None:
-        label = f"fold {recipe.fold}" if self.every_fold else ""
+        label = f"fold {recipe.data.fold}" if self.every_fold else ""
         progress.show(label, {"kind": "start"})
         send = lambda event: progress.show(label, event)
         train_with_events(send, recipe, out, **self._settings())
@@ -256,7 +259,7 @@ def _begun(given: Mapping[str, Any]) -> Recipe | None:
         return records.recipe_of(out)
     recipes = (records.recipe_of(path) for path in sorted(out.glob("fold-*")) if path.is_dir())
     recipe = next(filter(None, recipes), None)
-    return recipe and replace(recipe, fold=0)
+    return recipe and recipe.replace(fold=0)
 
 
 def _check_begun(out: Path) -> None:
@@ -299,8 +302,8 @@ def _show(runs: list[Path], picture: Path) -> None:
 
 def _result(summaries: list[dict[str, Any]]) -> str:
     """Return the result in one line."""
-    recipe = Recipe.from_json(summaries[0]["config"]["recipe"])
-    data, epochs = summaries[0]["config"]["data"]["name"], plural(recipe.epochs, "epoch")
+    recipe = Recipe.from_flat(summaries[0]["config"]["recipe"])
+    data, epochs = summaries[0]["config"]["data"]["name"], plural(recipe.run.epochs, "epoch")
     subject = f"{levels_of(recipe)} network on {data}, {epochs}"
     if summaries[0]["valid_accuracy"] is None:
         return f"{subject}: {in_percent([summaries[0]['test_accuracy']])} test accuracy"

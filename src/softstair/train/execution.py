@@ -84,21 +84,21 @@ def choose_execution(
     A model of the user's own may compute what no trace or capture shows. Several processes sum
     their gradients in each step, which no graph can capture.
     """
-    if processes > 1 and recipe.capture == "always":
+    if processes > 1 and recipe.run.capture == "always":
         problem = "must be auto or never with several processes, but 'always' was given"
         raise _check.invalid("capture", problem)
-    precision = recipe.precision_on(device)
-    captured = recipe.capture == "always" or (recipe.capture == "auto" and not own)
+    precision = recipe.run.precision_on(device)
+    captured = recipe.run.capture == "always" or (recipe.run.capture == "auto" and not own)
     captured = captured and device.type == "cuda" and processes == 1
     remark = ""
-    fusible = recipe.compile != "always" and (recipe.kernels == "triton" or not own)
+    fusible = recipe.run.compile != "always" and (recipe.run.kernels == "triton" or not own)
     if fusible and annealer is not None and _accelerate.can_fuse(device):
         from softstair._accelerate import fuse, fused  # which need Triton
 
-        remark, images = fuse.not_fused(network), recipe.batch // processes
+        remark, images = fuse.not_fused(network), recipe.run.batch // processes
         # FP8 on Hopper, where it was measured.
         is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-        if recipe.precision == "fast" and is_hopper:
+        if recipe.run.precision == "fast" and is_hopper:
             rounded = fused(network, float8=True)
             if rounded is not None and rounded.gains_from_float8(images):
                 return Execution(rounded, "float8", True, False, captured, remark)
@@ -123,12 +123,12 @@ def use_batch_kernel(examples: Examples) -> Examples:
 
 
 def _compiles(recipe: Recipe, annealer: Annealer | None, device: torch.device, steps: int) -> bool:
-    if recipe.compile != "auto" or recipe.kernels == "triton":
-        return recipe.compile == "always"
+    if recipe.run.compile != "auto" or recipe.run.kernels == "triton":
+        return recipe.run.compile == "always"
     compilations = 1
-    if annealer is not None and recipe.truncate and not recipe.static_std:
+    if annealer is not None and recipe.noise.truncate and not recipe.noise.static_std:
         compilations += annealer.layers  # each annealed layer changes the backward pass
-    return device.type == "cuda" and recipe.epochs * steps >= WORTH_COMPILING * compilations
+    return device.type == "cuda" and recipe.run.epochs * steps >= WORTH_COMPILING * compilations
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
@@ -158,7 +158,7 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
 
 def check_kernels(recipe: Recipe, device: torch.device) -> None:
     """Raise SoftstairError if the recipe or the environment asks for Triton where it cannot run."""
-    choice = kernels.selected() if recipe.kernels == "auto" else recipe.kernels
+    choice = kernels.selected() if recipe.run.kernels == "auto" else recipe.run.kernels
     if choice == "triton" and (reason := triton.unavailable(device)) is not None:
         raise SoftstairError(f"kernels must be auto or reference: {reason}.", field="kernels")
 
@@ -187,13 +187,13 @@ def training_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
         settings.callback(torch.set_num_threads, torch.get_num_threads())
         settings.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         settings.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
-        if recipe.precision == "bfloat16" and device.type == "cpu" and not _has_bfloat16():
+        if recipe.run.precision == "bfloat16" and device.type == "cpu" and not _has_bfloat16():
             # At the first product oneDNN would disable itself with a warning, and what was
             # computed before would differ in the last bits.
             torch._C._set_mkldnn_enabled(False)
         # All batches have one shape, so cuDNN searches for its fastest kernels once.
         cudnn.benchmark = True
-        precision = recipe.precision_on(device)
+        precision = recipe.run.precision_on(device)
         if precision not in HALF:
             settings.enter_context(matmul_precision(precision))
         if device.type == "cuda":

@@ -20,11 +20,16 @@ from softstair.calibrate import calibrate
 from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.dataset import split
-from softstair.models import default_for
 from softstair.nn import layer_count
 from softstair.train import execution, parallel, records, teacher
 from softstair.train.metrics import chosen_inputs, evaluate, refresh_statistics, stair_health
-from softstair.train.network import EXAMPLES, describe_network, make_network, save_frozen
+from softstair.train.network import (
+    EXAMPLES,
+    describe_network,
+    make_network,
+    model_name,
+    save_frozen,
+)
 from softstair.train.parallel import StopRequest, from_rank_zero
 from softstair.train.recipe import Recipe
 from softstair.train.records import Role, RunError
@@ -96,7 +101,7 @@ def train(
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     summary = train(Recipe(limit=200, epochs=1, batch=32), out)
+    ...     summary = train(Recipe.from_flat(limit=200, epochs=1, batch=32), out)
     >>> summary["epochs"], 0 < summary["valid_accuracy"] <= 1
     (1, True)
     """
@@ -108,26 +113,26 @@ def train(
         place = execution.choose_device(device, parallel.local_rank())
         execution.check_kernels(recipe, place)
         if dataset is None and parallel.rank() == 0:
-            dataset = load(recipe.data, data_dir, loading)
+            dataset = load(recipe.data.name, data_dir, loading)
         from_rank_zero(lambda: None)  # the others then read the features that rank 0 has written
         if dataset is None:
-            dataset = load(recipe.data, data_dir, loading)
-        backend = nullcontext() if recipe.kernels == "auto" else kernels.use(recipe.kernels)
+            dataset = load(recipe.data.name, data_dir, loading)
+        backend = nullcontext() if recipe.run.kernels == "auto" else kernels.use(recipe.run.kernels)
         with execution.training_settings(recipe, place), backend:
-            torch.manual_seed(recipe.seed)
+            torch.manual_seed(recipe.run.seed)
             advice = "lower `batch` in a new run, or free memory and pass `resume`"
-            lacking = f"not enough memory for batches of {recipe.batch}"
+            lacking = f"not enough memory for batches of {recipe.run.batch}"
             with execution.memory_errors(f"{lacking}: {advice}."):
-                sampled = dataset.sample(recipe.limit)
+                sampled = dataset.sample(recipe.data.limit)
                 network = make_network(recipe, sampled, model)
                 # What follows raises before other runs train.
                 check_data(recipe, sampled)
-                if not recipe.is_float:
+                if not recipe.network.is_float:
                     recipe.schedule(layer_count(network))
                 given = {"data_dir": data_dir, "device": device, "threads": threads}
                 floats = _float_runs(recipe, run, network, dataset, watchers, model, **given)
                 threads = threads or begun.get("threads")
-                per_process = recipe.batch // parallel.size()
+                per_process = recipe.run.batch // parallel.size()
                 torch.set_num_threads(threads or execution.choose_threads(network, per_process))
                 own = model is not None
                 return _train(recipe, run, sampled, network, floats, place, watchers, own, begun)
@@ -136,10 +141,10 @@ def train(
 def check_data(recipe: Recipe, sampled: Dataset) -> None:
     """Raise SoftstairError if examples that were cut to `limit` have not the folds of a recipe, no
     test set that it needs, or too few examples for a batch."""
-    if recipe.fold == "all" and sampled.test_x is None:
+    if recipe.data.fold == "all" and sampled.test_x is None:
         problem = f"must be a number for {sampled.name}, which has no test set"
         raise _check.invalid("fold", f"{problem}, but 'all' was given")
-    check_batch(recipe, len(split(sampled, recipe.fold, recipe.folds)[0]))
+    check_batch(recipe, len(split(sampled, recipe.data.fold, recipe.data.folds)[0]))
 
 
 def _open(run: Run, recipe: Recipe, resume: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -153,9 +158,9 @@ def _open(run: Run, recipe: Recipe, resume: bool) -> tuple[dict[str, Any], dict[
         records.check_same_recipe(recipe, begun, run.path)
     else:
         run.refuse_other_files()
-    if summary is None and (recipe.batch % processes or recipe.batch < 2 * processes):
+    if summary is None and (recipe.run.batch % processes or recipe.run.batch < 2 * processes):
         allowed = f"a multiple of the number of processes, {processes}, and two examples for each"
-        raise _check.invalid("batch", f"must be {allowed}, but {recipe.batch} was given")
+        raise _check.invalid("batch", f"must be {allowed}, but {recipe.run.batch} was given")
     return run.config or {}, summary
 
 
@@ -174,7 +179,7 @@ def _float_runs(
     """
     shape, floats, loaded = tuple(dataset.x.shape[1:]), {}, dict[Path, FloatRun]()
     fields = records.FLOAT_RUNS.items()
-    is_auto = {role: getattr(recipe, field) == teacher.AUTO for role, field in fields}
+    is_auto = {role: recipe[field] == teacher.AUTO for role, field in fields}
     # Those that are given come first: an error is then found before anything is written.
     for role, path in sorted(
         teacher.float_runs(recipe, run.path, shape).items(), key=lambda entry: is_auto[entry[0]]
@@ -183,7 +188,7 @@ def _float_runs(
             continue
         if is_auto[role]:
             chosen = teacher.auto_recipe(recipe, role, shape)
-            settings["model"] = model if chosen.model == recipe.model else None
+            settings["model"] = model if chosen.network.model == recipe.network.model else None
             parts = [watcher.part(role) for watcher in watchers if hasattr(watcher, "part")]
             train(chosen, path, resume=True, watchers=parts, dataset=dataset, **settings)
         if path not in loaded:
@@ -209,14 +214,14 @@ def _train(
     """Train the network and return its summary; ``begun`` is config.json of a run to resume."""
     if "start" in floats:
         teacher.start_from(network, floats["start"], recipe)
-    numbers = (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
-    parts = split(dataset, recipe.fold, recipe.folds)
+    numbers = (*dataset.numbers(recipe.data.integer_input, recipe.data.centre_input), device)
+    parts = split(dataset, recipe.data.fold, recipe.data.folds)
     training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
-    is_calibrated = recipe.calibrates and not recipe.is_float and not run.has_checkpoint()
+    is_calibrated = recipe.network.calibrates and not run.has_checkpoint()
 
     def first_state() -> dict[str, Any]:
         if is_calibrated:
-            settings = (recipe.batch, recipe.seed, recipe.augmentation)
+            settings = (recipe.run.batch, recipe.run.seed, recipe.data.augmentation)
             with execution.matmul_precision("float32"):
                 inputs = chosen_inputs(training, *settings)
                 calibrate(network.to(device), inputs, weights=None, outputs=None)
@@ -228,12 +233,12 @@ def _train(
     if parallel.size() > 1:
         network.load_state_dict(first)
     state = State(recipe, network, len(training), device, own)
-    if recipe.loss is not None:
-        state.own_loss = own_loss(recipe.loss, len(dataset.classes))
+    if recipe.optimiser.loss is not None:
+        state.own_loss = own_loss(recipe.optimiser.loss, len(dataset.classes))
     if "teacher" in floats:
         state.teacher = teacher.Teacher(floats["teacher"], recipe, dataset, device)
     if parallel.rank() > 0:
-        torch.manual_seed((recipe.seed + parallel.rank() * SEED_STEP) % 2**63)
+        torch.manual_seed((recipe.run.seed + parallel.rank() * SEED_STEP) % 2**63)
     digests = {str(role): float_run.digest for role, float_run in floats.items()}
     config: dict[str, Any] = {
         **begun,  # a run that has a checkpoint does not read its start again
@@ -252,25 +257,23 @@ def _train(
         _, test_accuracy = evaluate(state.network, test, forward=state.execution.eval_forward)
     accuracies = [line["valid_accuracy"] for line in state.history]  # None without validation
     seconds = state.seconds
+    examples = recipe.run.epochs * state.steps * recipe.run.batch
     summary = {
         "valid_accuracy": accuracies[-1],
         "best_valid_accuracy": max(accuracies) if len(valid) else None,
         "test_accuracy": test_accuracy,
-        "epochs": recipe.epochs,
-        "images_per_second": recipe.epochs * state.steps * recipe.batch / max(seconds, 1e-9),
+        "epochs": recipe.run.epochs,
+        "images_per_second": examples / max(seconds, 1e-9),
         "seconds": seconds,
         "config": config,
     }
     facts = {name: summary[name] for name in ("valid_accuracy", "test_accuracy")}
-    facts |= {name: getattr(recipe, name) for name in ("data", "fold", "folds", "limit")}
+    facts |= {name: config["recipe"][name] for name in ("data", "fold", "folds", "limit")}
     facts |= {"classes": dataset.classes, "mean": numbers[0], "std": numbers[1]}
-    label = recipe.model
+    label = model_name(recipe)
     if own:
         label = f"{type(network).__module__}:{type(network).__qualname__}"
-    elif label == "auto":
-        label = default_for(recipe.data)
-    examples = dataset.x[parts[1][:EXAMPLES]]
-    written = (run.path, state.network, examples, label)
+    written = (run.path, state.network, dataset.x[parts[1][:EXAMPLES]], label)
     summary["frozen"] = from_rank_zero(lambda: _save_networks(*written, **facts))
     run.finish(summary)
     return summary
@@ -293,7 +296,7 @@ def run_epochs(
     with StopRequest(raise_second=parallel.size() == 1) as stop:
         for watcher in watchers:
             watcher.begin(state)
-        while state.epoch < state.recipe.epochs:
+        while state.epoch < state.recipe.run.epochs:
             state.begin_epoch()
             while state.step < state.steps:
                 step()
@@ -317,8 +320,8 @@ def measure(
 ) -> dict[str, Any]:
     """Return the metrics of the epoch that has just ended; ``between`` is called during it."""
     recipe = state.recipe
-    if recipe.statistics == "fresh":
-        settings = (recipe.batch, recipe.seed, recipe.augmentation)
+    if recipe.run.statistics == "fresh":
+        settings = (recipe.run.batch, recipe.run.seed, recipe.data.augmentation)
         refresh_statistics(state.network, training, *settings, between)
     valid_loss = valid_accuracy = None
     if len(valid):
@@ -335,7 +338,7 @@ def measure(
     if state.annealer is not None:
         x, _ = next((valid if len(valid) else training).chunks(EXAMINED))
         stairs = stair_health(state.network, x, state.latent_bounds)
-        messages = [stair.warning(fading=not recipe.static_std) for stair in stairs]
+        messages = [stair.warning(fading=not recipe.noise.static_std) for stair in stairs]
         metrics["noise"] = [list(noise or ()) for noise in state.annealer.noise]
         metrics["annealed"] = list(state.annealer.annealed)
         metrics["stairs"] = [stair.to_json() for stair in stairs]
@@ -346,7 +349,7 @@ def measure(
 def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str, Any]:
     """Return config.json: everything that is needed to repeat a run."""
     facts: tuple[Any, ...] = (dataset.classes, dataset.mean, dataset.std)
-    if recipe.centre_input and dataset.centred is not None:
+    if recipe.data.centre_input and dataset.centred is not None:
         facts += dataset.centred
     checksum = zlib.crc32(repr(facts).encode())
     for part in (dataset.x, dataset.y, dataset.groups, dataset.test_x, dataset.test_y):
@@ -357,7 +360,7 @@ def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str
         data["version"] = dataset.version
     is_gpu = device.type == "cuda"
     return {
-        "recipe": recipe.to_json(),
+        "recipe": recipe.to_flat(),
         "data": data,
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if is_gpu else platform.machine(),

@@ -44,17 +44,23 @@ def make_network(
     shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
     example = torch.zeros(2, *shape)
     if model is None:
-        if recipe.model == "auto" and ":" in recipe.data:
-            problem = f"must be named for data of your own, {recipe.data!r}, but auto was given"
+        if recipe.network.model == "auto" and ":" in recipe.data.name:
+            problem = "must be named for data of your own"
+            problem = f"{problem}, {recipe.data.name!r}, but auto was given"
             raise _check.invalid("model", problem)
-        name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
-        model = build(name, classes, shape)
+        model = build(model_name(recipe), classes, shape)
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", str(model))
         given = {"classes": classes, "shape": shape}
         model = _plugins.call_function(model, name, "model", nn.Module, **given)
     _check_model(model, example, classes)
     return stair_network(model, recipe, example, own_code)
+
+
+def model_name(recipe: Recipe) -> str:
+    """Return the name of the model, which depends on the data if it is auto."""
+    name = recipe.network.model
+    return default_for(recipe.data.name) if name == "auto" else name
 
 
 def stair_network(
@@ -64,38 +70,40 @@ def stair_network(
 
     Noise of the user's own is called with ``own_code``; else it is uniform, as good in ``eval()``.
     """
-    if recipe.is_float:
+    if recipe.network.is_float:
         return copy_of(model, "model")
-    noise: Any = recipe.noise
+    noise: Any = recipe.noise.name
     if ":" in noise:
         kinds: Any = (noises.Noise, Estimator)
         noise = _plugins.call(noise, "noise", kinds) if own_code else "uniform"
         if isinstance(noise, Estimator) and recipe.is_annealed:
             problem = "must be True, and static_mean, with an estimator, which is not annealed"
             raise _check.invalid("static_std", problem)
-    weights: Any = recipe.stair("weights")
-    if (first := recipe.stair("first_layer")) != weights:
+    weights: Any = recipe.network.stair("weights")
+    if (first := recipe.network.stair("first_layer")) != weights:
         weights = {first_layer(model, example): first, "*": weights}
-    features, skip, named = recipe.stair("features"), recipe.skip, set[str]()
-    if recipe.bits is not None:
-        weights, features = parse_layers(recipe.bits), None
+    features, skip, named = recipe.network.stair("features"), recipe.network.skip, set[str]()
+    if recipe.network.bits is not None:
+        weights, features = parse_layers(recipe.network.bits), None
         named = set(weights) - {"*"}
     last = last_layer(model, example)
-    if recipe.last_layer == "float" and not any(matches(pattern, last) for pattern in named):
+    if recipe.network.last_layer == "float" and not any(
+        matches(pattern, last) for pattern in named
+    ):
         skip = (*skip, last)
     return quantise(
         model,
         weights=weights,
         features=features,
         noise=noise,
-        forward=recipe.forward,
+        forward=recipe.noise.forward,
         skip=skip,
         example_inputs=example,
-        quanta="learned" if recipe.quanta == "learned" else "fixed",
+        quanta="learned" if recipe.network.quanta == "learned" else "fixed",
         options=QuantiseOptions(
-            sums=None if recipe.sums == "none" else recipe.sums,
-            shortcuts=None if recipe.shortcuts == "same" else recipe.shortcuts,
-            gradient_margin=recipe.gradient_margin,
+            sums=None if recipe.network.sums == "none" else recipe.network.sums,
+            shortcuts=None if recipe.network.shortcuts == "same" else recipe.network.shortcuts,
+            gradient_margin=recipe.noise.gradient_margin,
         ),
     )
 
@@ -103,14 +111,15 @@ def stair_network(
 def levels_of(recipe: Recipe) -> str:
     """Return the names of the stairs of a recipe in short.
 
-    >>> levels_of(Recipe(weights="int4", features="uint4", first_layer="int8"))
+    >>> levels_of(Recipe.from_flat(weights="int4", features="uint4", first_layer="int8"))
     'int4, first layer int8'
     """
-    is_usual = parse(recipe.weights).features == recipe.features
-    text = recipe.weights if is_usual else f"{recipe.weights}/{recipe.features}"
-    others = {"first layer": recipe.first_layer, "shortcuts": recipe.shortcuts}
+    options = recipe.network
+    is_usual = parse(options.weights).features == options.features
+    text = options.weights if is_usual else f"{options.weights}/{options.features}"
+    others = {"first layer": options.first_layer, "shortcuts": options.shortcuts}
     parts = [f"{name} {stair}" for name, stair in others.items() if stair != "same"]
-    return ", ".join([recipe.bits or text, *parts])
+    return ", ".join([options.bits or text, *parts])
 
 
 def trained_network(
@@ -137,17 +146,17 @@ def trained_network(
     >>> from softstair.data import load
     >>> from softstair.train import train
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     _ = train(Recipe(limit=200, epochs=1, batch=32), out)
+    ...     _ = train(Recipe.from_flat(limit=200, epochs=1, batch=32), out)
     ...     network = trained_network(out, load("digits"))
     >>> network(torch.zeros(1, 1, 8, 8)).shape
     torch.Size([1, 10])
     """
     path = Path(path)
     recipe = recipe_of(path)
-    if recipe is not None and model is None and ":" in recipe.model and not own_code:
+    if recipe is not None and model is None and ":" in recipe.network.model and not own_code:
         raise RunError(
             f"the model of the run in {str(path)!r} is your own code or somebody else's, "
-            f"{recipe.model!r}: pass `model`, or `own_code=True` if you trust it.",
+            f"{recipe.network.model!r}: pass `model`, or `own_code=True` if you trust it.",
             field="model",
         )
     state = checkpoint.load(path / "checkpoint")
@@ -173,10 +182,10 @@ def describe_network(
     network: nn.Module, recipe: Recipe, dataset: Dataset
 ) -> tuple[str, str | None]:
     """Return the report of a network, and one sentence: what exports; of a float network, none."""
-    if recipe.is_float:
+    if recipe.network.is_float:
         return f"{network}\n\nin float: nothing was quantised", None
     shape = tuple(dataset.x.shape[1:])
-    read = input_of(*dataset.numbers(recipe.integer_input, recipe.centre_input), shape)
+    read = input_of(*dataset.numbers(recipe.data.integer_input, recipe.data.centre_input), shape)
     try:
         described = report(network, shape, **read)
     except SoftstairError as error:  # such as of a network that takes batches of one size
@@ -207,11 +216,15 @@ def advice(state: State) -> list[str]:
     """Return warnings about what a recipe will not achieve with this network."""
     recipe = state.recipe
     warnings: list[str] = []
-    if state.annealer is None or recipe.noise_schedule is not None or ":" in recipe.noise:
+    if (
+        state.annealer is None
+        or recipe.noise.noise_schedule is not None
+        or ":" in recipe.noise.name
+    ):
         return warnings
     schedule = recipe.schedule(state.annealer.layers)
     warnings += [state.execution.not_fused] if state.execution.not_fused else []
-    last = recipe.epochs - (1 if recipe.update == "epoch" else 1 / state.steps)
+    last = recipe.run.epochs - (1 if recipe.noise.update == "epoch" else 1 / state.steps)
     late = [i for i in range(schedule.layers) if schedule(i, last)[1] > 0]
     if late and not schedule.static_std:
         layers = f"layer {late[0]}" if len(late) == 1 else f"layers {late[0]} to {late[-1]}"
@@ -219,7 +232,7 @@ def advice(state: State) -> list[str]:
             f"{layers} will still have noise in the last step, at epoch {last:g}, since "
             f"{schedule.layers} layers anneal until {schedule.end:g}: lower `period`"
         )
-    if recipe.anneal_from and schedule.is_static:
+    if recipe.noise.anneal_from and schedule.is_static:
         warnings.append(
             "the noise will not anneal, since both its mean and its std are static: turn off "
             "`static_std`, or leave out `anneal_from`"

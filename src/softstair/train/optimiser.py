@@ -13,7 +13,7 @@ from softstair import _check
 from softstair.convert.conversion import ATTRIBUTE, conversion_of
 from softstair.nn import StairLayer, stair_modules
 from softstair.schedule import Schedule
-from softstair.train.options import POSITIVE, RATE, TIME, Options, option
+from softstair.train.options import POSITIVE, RATE, SHARE, TIME, check_values, option
 
 INSIDE = 1 - 1e-4
 """Of the half-width of the noise: latent weights that are clipped keep a positive density."""
@@ -22,11 +22,13 @@ DEFAULT_LATENT_RATE = 0.03
 
 
 @dataclass(frozen=True)
-class OptimiserOptions(Options):
-    """The optimiser, its learning rate, and how long it runs."""
+class OptimiserOptions:
+    """The loss, the optimiser that lowers it, and its learning rates."""
 
-    optimiser: Literal["adam", "adamw", "sgd", "nesterov"] = option(
-        "adam", "Adam, AdamW (decoupled weight decay), or SGD with momentum or Nesterov's."
+    name: Literal["adam", "adamw", "sgd", "nesterov"] = option(
+        "adam",
+        "Adam, AdamW (decoupled weight decay), or SGD with momentum or Nesterov's.",
+        flat="optimiser",
     )
     learning_rate: float = option(1e-3, "Initial learning rate.", within=RATE)
     latent_rate: float | None = option(
@@ -34,12 +36,6 @@ class OptimiserOptions(Options):
         "Initial learning rate of latent weights, in quanta (None: the learning rate; with bits "
         "and Adam, 0.03).",
         within=RATE,
-    )
-    quanta: Literal["auto", "fixed", "calibrated", "learned"] = option(
-        "auto",
-        "Keep the quanta, fit those of features to a few batches before training, or learn all "
-        "with the weights (auto: calibrated with bits, else fixed).",
-        "architecture",
     )
     norm_rate: float = option(
         1.0,
@@ -73,22 +69,21 @@ class OptimiserOptions(Options):
         32.0, "Epoch of the drop (None: never).", "scales_with_epochs", within=TIME
     )
     drop_factor: float = option(0.1, "Factor by which the learning rate drops.", within=RATE)
-    batch: int = option(
-        64, "Examples per batch; an incomplete last batch is left out.", within=(2, 10**9)
+    teacher: str | None = option(
+        None, "Learn the scores of a float run too: its directory, or auto."
     )
-    epochs: int = option(
-        40,
-        "Passes over the data; as a flag, scales all times in epochs.",
-        within=(1, 10**7),
+    teacher_weight: float = option(0.9, "Weight of the teacher in the loss.", within=SHARE)
+    temperature: float = option(
+        4.0, "Divisor of all scores before the softmax.", within=(1e-3, 1e6)
     )
 
-    def rate_factor(self, t: float) -> float:
-        """Return the factor of all initial learning rates at time ``t`` in epochs, from 0 on.
+    def rate_factor(self, t: float, epochs: int) -> float:
+        """Return the factor of all initial learning rates at time ``t`` of a run, in epochs.
 
-        >>> [OptimiserOptions(rate_shape="linear", epochs=4).rate_factor(t) for t in (0, 1, 4)]
+        >>> [OptimiserOptions(rate_shape="linear").rate_factor(t, epochs=4) for t in (0, 1, 4)]
         [1.0, 0.75, 0.0]
         """
-        left = max(1 - t / self.epochs, 0.0)
+        left = max(1 - t / epochs, 0.0)
         factors = {
             "drop": self.drop_factor if self.drop is not None and t >= self.drop else 1.0,
             "cosine": 0.5 * (1 - math.cos(math.pi * left)),
@@ -98,39 +93,35 @@ class OptimiserOptions(Options):
         warm = min(t / self.warm_up, 1.0) if self.warm_up else 1.0
         return factors[self.rate_shape] * warm
 
-    def latent_rate_for(self, quantum: float) -> float:
+    def latent_rate_for(self, quantum: float, has_bits: bool = False) -> float:
         """Return the initial learning rate of latent weights whose stair has this quantum.
 
         A step of Adam is as large as its rate. A step of SGD is not: with w = ε·u, ε the quantum,
         the step −r·∂L/∂u of u is the step −r·ε²·∂L/∂w of w.
         """
-        is_adam = self.optimiser.startswith("adam")
+        is_adam = self.name.startswith("adam")
         rate = self.latent_rate
-        if rate is None and self._has_bits and is_adam:
+        if rate is None and has_bits and is_adam:
             rate = DEFAULT_LATENT_RATE
         return self.learning_rate if rate is None else rate * quantum ** (1 if is_adam else 2)
 
-    @property
-    def calibrates(self) -> bool:
-        """Whether quanta of features are fitted to batches, learned ones too if none is given."""
-        return self.quanta == "calibrated" or (self.quanta != "fixed" and self._has_bits)
-
-    @property
-    def _has_bits(self) -> bool:
-        """Whether stairs are given by name, without quanta; `bits` is an option of the network."""
-        return getattr(self, "bits", None) is not None
-
-    def _check_together(self) -> None:
-        super()._check_together()
-        if self.optimiser == "nesterov" and not self.momentum:
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.name == "nesterov" and not self.momentum:
             raise _check.wrong("momentum", 0, "above 0 with nesterov")
+        for name, default in (("teacher_weight", 0.9), ("temperature", 4.0)):
+            if self.teacher is None and (value := getattr(self, name)) != default:
+                raise _check.wrong(name, value, "left out, or given with a `teacher`")
 
 
-def parameter_groups(network: nn.Module, options: OptimiserOptions) -> list[dict[str, Any]]:
+def parameter_groups(
+    network: nn.Module, options: OptimiserOptions, has_bits: bool = False
+) -> list[dict[str, Any]]:
     """Return the parameters of a network in groups of equal initial learning rate and decay.
 
     Latent weights are those with as many levels as most have; of equally many, as the last has.
-    If no option changes a rate or a decay, there is one group.
+    If no option changes a rate or a decay, there is one group. ``has_bits`` says whether stairs
+    are given by name, without quanta.
     """
     rate = options.learning_rate
     norm_decay = options.weight_decay if options.norm_decay is None else options.norm_decay
@@ -145,7 +136,9 @@ def parameter_groups(network: nn.Module, options: OptimiserOptions) -> list[dict
     for layer in layers:
         own = layer.weight_stair if layer in quantised else None
         if own is not None and len(own.stair) == counts.most_common(1)[0][0]:
-            rates[layer.weight] = options.latent_rate_for(float(own.quantum.double().mean()))
+            rates[layer.weight] = options.latent_rate_for(
+                float(own.quantum.double().mean()), has_bits
+            )
     stairs = [stair for _, stair in stair_modules(network)]
     learned = {stair.log_ratio for stair in stairs if stair.log_ratio is not None}
     rates |= dict.fromkeys(learned, rate)
@@ -171,15 +164,18 @@ def _layers(network: nn.Module) -> list[Any]:
 
 
 def make_optimiser(
-    network: nn.Module, options: OptimiserOptions, device: torch.device
+    network: nn.Module,
+    options: OptimiserOptions,
+    device: torch.device,
+    has_bits: bool = False,
 ) -> torch.optim.Optimizer:
     """Return the optimiser; on a GPU it is fused and can be captured in a graph."""
     cuda = device.type == "cuda"
-    groups = parameter_groups(network, options)
-    if options.optimiser in ("adam", "adamw"):
-        kind = torch.optim.Adam if options.optimiser == "adam" else torch.optim.AdamW
+    groups = parameter_groups(network, options, has_bits)
+    if options.name in ("adam", "adamw"):
+        kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
         return kind(groups, fused=cuda, capturable=cuda)
-    nesterov = options.optimiser == "nesterov"
+    nesterov = options.name == "nesterov"
     return torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, fused=cuda)
 
 

@@ -55,7 +55,7 @@ class EventSender:
             return
         self._sent = now
         position = _position(state)
-        examples = (position["done"] - self._first) * state.recipe.batch
+        examples = (position["done"] - self._first) * state.recipe.run.batch
         speed = examples / max(now - self._start, 1e-9)
         self._send({"kind": "step", **position, "speed": speed, "noise": self._noise(state)})
 
@@ -81,9 +81,9 @@ def _position(state: State) -> Event:
     """Return the position of a training, in epochs from 0 and in steps."""
     return {
         "epoch": state.epoch,
-        "epochs": state.recipe.epochs,
+        "epochs": state.recipe.run.epochs,
         "done": state.epoch * state.steps + state.step,
-        "total": state.recipe.epochs * state.steps,
+        "total": state.recipe.run.epochs * state.steps,
     }
 
 

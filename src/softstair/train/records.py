@@ -8,7 +8,7 @@ from typing import Any, Literal
 from softstair import _check
 from softstair._errors import SoftstairError, first_line
 from softstair.data import version
-from softstair.train.recipe import Recipe, fields_with
+from softstair.train.recipe import OPTIONS, Recipe, fields_with
 
 MAX_JSON_BYTES = 1 << 20
 MAX_THREADS = 1024
@@ -41,8 +41,8 @@ def check_same_recipe(given: Recipe, begun: Recipe, path: Path) -> None:
     rescaled = names[0] in fields_with("scales_with_epochs") and "epochs" in names
     name = "epochs" if rescaled else names[0]
     raise RunError(
-        f"the run in {str(path)!r} was begun with {name} = {getattr(begun, name)!r}, but this "
-        f"recipe has {getattr(given, name)!r}: use the same `{name}` and the same preset, or give "
+        f"the run in {str(path)!r} was begun with {name} = {begun[name]!r}, but this "
+        f"recipe has {given[name]!r}: use the same `{name}` and the same preset, or give "
         "another `out`.",
         field=name,
     )
@@ -55,9 +55,9 @@ def refuse_other_data(paths: Iterable[Path], names: Container[str], data_dir: Pa
             recipe, recorded = recipe_of(path), data_version_of(path)
         except RunError:
             continue  # a run that cannot be read is reported where it is needed
-        if recipe is None or recorded is None or recipe.data not in names:
+        if recipe is None or recorded is None or recipe.data.name not in names:
             continue
-        present = version(recipe.data, data_dir)
+        present = version(recipe.data.name, data_dir)
         if present is not None and present != recorded:
             raise RunError(
                 f"the run in {str(path)!r} was begun with the data {recorded!r}, but "
@@ -72,7 +72,12 @@ def recipe_of(path: Path) -> Recipe | None:
     if config is None:
         return None
     try:
-        return Recipe.from_json(config.get("recipe"))
+        values = config.get("recipe")
+        if not isinstance(values, dict):
+            raise SoftstairError("it is not a JSON object")
+        if missing := [name for name in OPTIONS if name not in values]:
+            raise SoftstairError(f"{', '.join(missing[:3])} missing")
+        return Recipe.from_flat(values)
     except ValueError as error:
         versions = _check.shortened(config.get("versions"))
         raise RunError(

@@ -21,9 +21,9 @@ from softstair.train.recipe import Recipe
 
 def check_batch(recipe: Recipe, example_count: int) -> None:
     """Raise SoftstairError if the training examples do not fill one batch."""
-    if recipe.batch > example_count:
+    if recipe.run.batch > example_count:
         allowed = f"an integer from 2 to {example_count}, the number of training examples"
-        raise _check.wrong("batch", recipe.batch, allowed)
+        raise _check.wrong("batch", recipe.run.batch, allowed)
 
 
 class State:
@@ -58,7 +58,7 @@ class State:
         self.recipe, self.device = recipe, device
         self.example_count = example_count
         check_batch(recipe, example_count)
-        self.steps = example_count // recipe.batch
+        self.steps = example_count // recipe.run.batch
         self.network = network.to(device)
         if device.type == "cuda":
             for parameter in self.network.parameters():
@@ -77,7 +77,7 @@ class State:
         self.forward = parallel.distributed(self.network, self.execution.forward)
         self._latent_steps = self._make_latent_steps()
         self._zeros: dict[Tensor, Tensor] = {}
-        self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.generator = torch.Generator().manual_seed(recipe.run.seed)
         self.epoch, self.step = 0, 0
         self.order: Tensor | None = None
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -87,19 +87,19 @@ class State:
         self.history: list[dict[str, Any]] = []
 
     def _make_annealer(self, recipe: Recipe) -> Annealer | None:
-        if recipe.is_float:
+        if recipe.network.is_float:
             return None
         layers = layer_count(self.network)
         schedule: NoisePath = recipe.schedule(layers)
-        if (name := recipe.noise_schedule) is not None:
-            given = {"layers": layers, "epochs": recipe.epochs, "schedule": schedule}
+        if (name := recipe.noise.noise_schedule) is not None:
+            given = {"layers": layers, "epochs": recipe.run.epochs, "schedule": schedule}
             schedule = cast(NoisePath, _plugins.call(name, "noise_schedule", object, **given))
         annealer = Annealer(
             self.network,
             schedule,
             steps_per_unit=self.steps,
-            update=recipe.update,
-            truncate=recipe.truncate,
+            update=recipe.noise.update,
+            truncate=recipe.noise.truncate,
         )
         if self.device.type == "cuda":
             annealer.gather()
@@ -108,10 +108,12 @@ class State:
     def _follow_quanta(self) -> None:
         """Set what depends on the quanta of weights: rates, and the bounds if they are clipped."""
         recipe, device = self.recipe, self.device
-        self.optimiser = make_optimiser(self.network, recipe, device)
+        self.optimiser = make_optimiser(
+            self.network, recipe.optimiser, device, recipe.network.bits is not None
+        )
         self.rates = Rates(self.optimiser, device if device.type == "cuda" else None)
         self.latent_bounds: dict[str, Bounds] = {}
-        if self.annealer is not None and recipe.clip_latent:
+        if self.annealer is not None and recipe.optimiser.clip_latent:
             schedule = recipe.schedule(self.annealer.layers)
             self.latent_bounds = latent_bounds(self.network, schedule)
             noises = (stair.noise for _, stair in stair_modules(self.network))
@@ -159,19 +161,24 @@ class State:
         return self.epoch + min(self.step, self.steps - 1) / self.steps
 
     @property
+    def rate_factor(self) -> float:
+        """The factor of all initial learning rates."""
+        return self.recipe.optimiser.rate_factor(self.t, self.recipe.run.epochs)
+
+    @property
     def learning_rate(self) -> float:
-        return self.recipe.learning_rate * self.recipe.rate_factor(self.t)
+        return self.recipe.optimiser.learning_rate * self.rate_factor
 
     def begin_step(self) -> None:
         """Set the noise and the learning rates of the next step."""
         if self.annealer is not None:
             self.annealer.step()
-        self.rates.set(self.recipe.rate_factor(self.t))
+        self.rates.set(self.rate_factor)
 
     def update(self) -> None:
         """Change the parameters by their gradients, as the optimiser and the recipe say."""
-        if self.recipe.clip_gradient is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_gradient)
+        if self.recipe.optimiser.clip_gradient is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.optimiser.clip_gradient)
         bounds, updated = self.latent_bounds, set[Tensor]()
         if self._latent_steps is not None:
             updated = self._latent_steps.finish()
@@ -194,7 +201,7 @@ class State:
 
     def _make_latent_steps(self) -> Any:
         """Return the LatentSteps of the fused layers whose weights nothing else reads, or None."""
-        alone = parallel.size() == 1 and self.recipe.clip_gradient is None
+        alone = parallel.size() == 1 and self.recipe.optimiser.clip_gradient is None
         if not (self.execution.fused and alone):
             return None
         from softstair._accelerate.update import supports_update  # which needs Triton
@@ -233,7 +240,7 @@ class State:
         return float(self.loss) / max(self.step, 1)
 
     def accuracy(self) -> float:
-        return float(self.correct) / (max(self.step, 1) * self.recipe.batch)
+        return float(self.correct) / (max(self.step, 1) * self.recipe.run.batch)
 
     @torch.no_grad()
     def is_finite(self) -> bool:

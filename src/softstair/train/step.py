@@ -32,7 +32,7 @@ class Step:
 
     def __call__(self) -> None:
         """Train on the next batch of the epoch."""
-        state, batch_size = self.state, self.state.recipe.batch
+        state, batch_size = self.state, self.state.recipe.run.batch
         assert state.order is not None
         state.begin_step()
         indices = state.order[state.step * batch_size : (state.step + 1) * batch_size]
@@ -46,11 +46,11 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
     No value is read back from the device: the host does not wait for it, and the operations can be
     captured in a CUDA graph.
     """
-    x, y, share = examples.batch(indices, state.recipe.augmentation)
+    x, y, share = examples.batch(indices, state.recipe.data.augmentation)
     with state.autocast():
         scores = state.forward(x)
         if state.own_loss is None:
-            loss, correct = cross_entropy(scores, y, share, state.recipe.label_smoothing)
+            loss, correct = cross_entropy(scores, y, share, state.recipe.optimiser.label_smoothing)
         else:
             loss, correct = state.own_loss(scores, y), (scores.argmax(1) == y).sum()
         if state.teacher is not None:
@@ -111,9 +111,9 @@ class CapturedStep(Step):
         device = state.device
         # The graph reads these tensors at fixed addresses: only their values may change. Behind the
         # order are indices for the steps that run before a capture at the end of an epoch.
-        size = state.example_count + WARM_UP_STEPS * state.recipe.batch
+        size = state.example_count + WARM_UP_STEPS * state.recipe.run.batch
         self._order = torch.zeros(size, dtype=torch.int64, device=device)
-        self._places = torch.arange(state.recipe.batch, device=device)  # of the next batch
+        self._places = torch.arange(state.recipe.run.batch, device=device)  # of the next batch
         self._copied_order: Tensor | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         # Its kernels start before those that wait in a second stream.
@@ -128,8 +128,8 @@ class CapturedStep(Step):
         if self._copied_order is not state.order:  # a new epoch, or a resumed one
             assert state.order is not None
             self._order[: len(state.order)] = state.order
-            first = state.step * state.recipe.batch
-            torch.arange(first, first + state.recipe.batch, out=self._places)
+            first = state.step * state.recipe.run.batch
+            torch.arange(first, first + state.recipe.run.batch, out=self._places)
             self._copied_order = state.order
         layers = state.truncated_layers
         if self._graph is None or layers != self._truncated_layers:
@@ -142,7 +142,7 @@ class CapturedStep(Step):
     def _train_on_next_batch(self) -> None:
         """Run the operations that the graph records; the position in the epoch advances."""
         indices = self._order.index_select(0, self._places)
-        self._places += self.state.recipe.batch
+        self._places += self.state.recipe.run.batch
         train_on(self.state, self.examples, indices)
 
     def _capture(self) -> None:

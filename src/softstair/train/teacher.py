@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,11 @@ from softstair.models import teacher_for
 from softstair.nn import StairLayer, layer_count
 from softstair.stair import Stair
 from softstair.train.execution import HALF
+from softstair.train.groups import NetworkOptions
 from softstair.train.network import make_network, trained_network
-from softstair.train.optimiser import clip_latent, latent_bounds
-from softstair.train.options import DataOptions, SplitOptions, describe
+from softstair.train.optimiser import OptimiserOptions, clip_latent, latent_bounds
 from softstair.train.parallel import from_rank_zero
-from softstair.train.recipe import ExecutionOptions, Recipe
+from softstair.train.recipe import Recipe
 from softstair.train.records import FLOAT_RUNS, Role, RunError, recipe_of, summary_of
 
 AUTO = "auto"
@@ -65,13 +65,13 @@ def float_runs(recipe: Recipe, out: Path, shape: tuple[int, ...]) -> dict[Role, 
     Those that are trained first are inside. A run from which the network starts, and which has the
     architecture of the teacher, is the teacher too.
     """
-    given = {role: getattr(recipe, field) for role, field in FLOAT_RUNS.items()}
+    given = {role: recipe[field] for role, field in FLOAT_RUNS.items()}
     runs = {
         role: out / role if path == AUTO else Path(path)
         for role, path in given.items()
         if path is not None
     }
-    has_its_model = teacher_for(shape) in (None, recipe.model)
+    has_its_model = teacher_for(shape) in (None, recipe.network.model)
     if given["start"] == given["teacher"] == AUTO and has_its_model:
         runs["teacher"] = runs["start"]
     return runs
@@ -82,30 +82,28 @@ def auto_recipe(recipe: Recipe, role: Role, shape: tuple[int, ...]) -> Recipe:
 
     Data, folds, seed and execution are those of ``recipe``; it has a third of the epochs.
 
-    >>> auto_recipe(Recipe(epochs=60), "teacher", (3, 32, 32)).model
+    >>> auto_recipe(Recipe(), "teacher", (3, 32, 32)).network.model
     'resnet18'
     """
-    groups = (DataOptions, SplitOptions, ExecutionOptions)
-    values = {name: getattr(recipe, name) for group in groups for name in describe(group)}
-    values |= {"mixup": 0.0, "cutmix": 0.0}
-    is_speech = shape == (1, 49, 10)
+    is_speech, model = shape == (1, 49, 10), recipe.network.model
+    data = replace(recipe.data, mixup=0.0, cutmix=0.0)
     if shape[1:] == (32, 32):
-        values["cutout"] = 12
+        data = replace(data, cutout=12)
     if is_speech:
-        values |= {"augment": "shift", "time_mask": 8, "coefficient_mask": 2}
+        data = replace(data, augment="shift", time_mask=8, coefficient_mask=2)
     if role == "teacher":
-        values["model"] = teacher_for(shape) or recipe.model
+        model = teacher_for(shape) or model
     return Recipe(
-        **values,
-        weights="float",
-        features="float",
-        optimiser="adamw",
-        learning_rate=2e-3,
-        weight_decay=0.01 if is_speech else 0.1,
-        norm_decay=0.0,  # small scales of normalised features would be quantised to 0
-        rate_shape="cosine",
-        batch=recipe.batch,
-        epochs=max(1, recipe.epochs // 3),
+        data=data,
+        network=NetworkOptions(model, weights="float", features="float"),
+        optimiser=OptimiserOptions(
+            "adamw",
+            learning_rate=2e-3,
+            weight_decay=0.01 if is_speech else 0.1,
+            norm_decay=0.0,  # small scales of normalised features would be quantised to 0
+            rate_shape="cosine",
+        ),
+        run=replace(recipe.run, epochs=max(1, recipe.run.epochs // 3)),
     )
 
 
@@ -126,14 +124,14 @@ def load_float_run(
             loaded = recipe_of(path)
             problem = "is not finished" if loaded and summary_of(path) is None else ""
             problem = "holds no run" if loaded is None else problem
-            if loaded is None or problem or not loaded.is_float:
+            if loaded is None or problem or not loaded.network.is_float:
                 problem = f"{str(path)!r} {problem or 'holds a quantised network'}"
                 advice = "train one with weights and features in float"
                 raise RunError(f"{wanted} {problem}: {advice}.", field=field)
             _check_same_data(field, path, loaded, recipe)
             if role == "start":
                 _check_same_input(path, loaded, recipe, dataset)
-            is_same = loaded.model == recipe.model
+            is_same = loaded.network.model == recipe.network.model
             network = trained_network(path, dataset, model if is_same else None, own_code=is_same)
             return loaded, network.state_dict()
         except RunError as error:
@@ -146,21 +144,21 @@ def load_float_run(
     loaded, state = from_rank_zero(read)
     if network is None:
         with torch.random.fork_rng([]):
-            network = make_network(loaded, dataset, model if loaded.model == recipe.model else None)
+            is_same = loaded.network.model == recipe.network.model
+            network = make_network(loaded, dataset, model if is_same else None)
         network.load_state_dict(state)
     return FloatRun(loaded, network.eval(), _digest(state))
 
 
 def _check_same_data(field: str, path: Path, loaded: Recipe, recipe: Recipe) -> None:
     """Raise RunError if a float run has other data, or may have seen the validation examples."""
-    names = ("data",) if recipe.fold == "all" else ("data", "limit", "folds", "fold")
+    names = ("data",) if recipe.data.fold == "all" else ("data", "limit", "folds", "fold")
     for name in names:
-        before, now = getattr(loaded, name), getattr(recipe, name)
-        if before != now:
+        if loaded[name] != recipe[name]:
             raise RunError(
                 f"{field} must be a run on the same data and fold, so that validation examples are "
-                f"new to it, but {str(path)!r} has {name} = {before} instead of {now}: train one "
-                "for this fold, or give auto.",
+                f"new to it, but {str(path)!r} has {name} = {loaded[name]} instead of "
+                f"{recipe[name]}: train one for this fold, or give auto.",
                 field=field,
             )
 
@@ -168,8 +166,8 @@ def _check_same_data(field: str, path: Path, loaded: Recipe, recipe: Recipe) -> 
 def _input_change(own: Recipe, recipe: Recipe, dataset: Dataset) -> tuple[float, float]:
     """Return (a, b): for the same bytes, a run of ``own`` has the input a·x + b, and one of
     ``recipe`` x."""
-    zero, scale = dataset.numbers(recipe.integer_input, recipe.centre_input)
-    own_zero, own_scale = dataset.numbers(own.integer_input, own.centre_input)
+    zero, scale = dataset.numbers(recipe.data.integer_input, recipe.data.centre_input)
+    own_zero, own_scale = dataset.numbers(own.data.integer_input, own.data.centre_input)
     return scale / own_scale, (zero - own_zero) / own_scale
 
 
@@ -178,10 +176,10 @@ def _check_same_input(path: Path, own: Recipe, recipe: Recipe, dataset: Dataset)
     if _input_change(own, recipe, dataset) == (1.0, 0.0):
         return
     names = ("integer_input", "centre_input")
-    name = next(name for name in names if getattr(own, name) != getattr(recipe, name))
+    name = next(name for name in names if name in own.differences(recipe))
     raise RunError(
-        f"init_from: {str(path)!r} was trained with {name} = {getattr(own, name)}, this run has "
-        f"{getattr(recipe, name)}: train a start with the same setting, or give auto.",
+        f"init_from: {str(path)!r} was trained with {name} = {own[name]}, this run has "
+        f"{recipe[name]}: train a start with the same setting, or give auto.",
         field="init_from",
     )
 
@@ -204,7 +202,7 @@ class Teacher:
         network = optimised_for_inference(run.network.eval(), tuple(dataset.x.shape[1:]))
         self._network = network.to(device).requires_grad_(False)
         self._dtype = torch.float32
-        if recipe.precision_on(device) in HALF:
+        if recipe.run.precision_on(device) in HALF:
             self._dtype = torch.bfloat16
             for module in self._network.modules():
                 if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -213,7 +211,8 @@ class Teacher:
             for parameter in self._network.parameters():
                 if parameter.dim() == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        self.weight, self.temperature = recipe.teacher_weight, recipe.temperature
+        options = recipe.optimiser
+        self.weight, self.temperature = options.teacher_weight, options.temperature
         # The teacher gets the bytes by its own zero point and scale.
         self._factor, self._offset = _input_change(run.recipe, recipe, dataset)
 
@@ -338,7 +337,7 @@ def start_from(network: nn.Module, run: FloatRun, recipe: Recipe) -> None:
             "or shapes: give another run, or leave out `init_from`.",
             field="init_from",
         ) from None
-    if recipe.is_float:
+    if recipe.network.is_float:
         return
     for layer, norms in _layers_and_norms(network):
         if layer.weight_stair.fit is not None:
