@@ -21,8 +21,8 @@ from benchmarks.speed.workload import StepRunner, workload
 from softstair.data import Dataset
 from softstair.models import build
 from softstair.train import Recipe
-from softstair.train.execution import training_settings
 from softstair.train.network import stair_network
+from softstair.train.settings import training_settings
 from softstair.train.teacher import FloatRun, Teacher
 
 RATES: dict[str, Any] = {

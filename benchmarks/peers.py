@@ -36,9 +36,10 @@ from benchmarks.baselines.peer_networks import METHODS, accuracy
 from benchmarks.sentence import tell
 from softstair.data import load
 from softstair.train import OptimiserOptions, Recipe
-from softstair.train.execution import training_settings
-from softstair.train.optimiser import Rates, make_optimiser
+from softstair.train.optimiser import make_optimiser
+from softstair.train.settings import training_settings
 from softstair.train.teacher import FloatRun, Teacher
+from softstair.train.updates import Rates
 
 NETWORKS = {"digits": ("mobilenet-16", "none"), "cifar10": ("resnet20", "crop-flip")}
 """The network and the augmentation of each data set."""

@@ -20,7 +20,7 @@ from benchmarks.sentence import tell
 from paper.rows import from_text
 from softstair.data import Dataset, load as load_data
 from softstair.models import resnet20
-from softstair.train import Recipe, train
+from softstair.train import Recipe, fit
 from softstair.train.recipe import OPTIONS
 
 COMMON = {"data": "small_resnet20:load", "model": "small_resnet20:build", "augment": "crop-flip"}
@@ -60,7 +60,7 @@ def main() -> int:
     own |= {name: from_text(name, text) for name, text in pairs.items()}
     recipe = Recipe.from_flat(**{**COMMON, "epochs": given.epochs, **own})
     settings = {"data_dir": given.data_dir, "device": "cpu", "resume": True}
-    summary = train(recipe, given.out / given.name, **settings)
+    summary = fit(recipe, given.out / given.name, **settings)
     print(given.name, *(f"{100 * summary[f'{part}_accuracy']:.2f}" for part in ("valid", "test")))
     return 0
 

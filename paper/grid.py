@@ -16,11 +16,11 @@ from paper.design import Unit
 from paper.results import add_device_seconds, find, is_finished, last_epoch
 from paper.tables import Training
 from softstair.train import RunError
-from softstair.train.execution import choose_device
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import Event
 from softstair.train.records import refuse_other_data
+from softstair.train.settings import choose_device
 
 OnEvent = Callable[[Unit, Event], None]
 WINDOW = 20.0

@@ -156,21 +156,23 @@ softstair.models: DEFAULTS
 softstair.regularise: FORWARDS Forward regularise
 softstair.schedule: INTERVALS Interval NoisePath POWERS Power
 softstair.train: checkpoint records
-softstair.train.execution: Compiled choose_device choose_threads memory_errors training_settings
-  use_batch_kernel
+softstair.train.captured: optimiser_tensors
+softstair.train.execution: Compiled use_batch_kernel
+softstair.train.fit: Step
 softstair.train.groups: REPLACED
-softstair.train.loop: source_commit
 softstair.train.metrics: CHUNK evaluate refresh_statistics
 softstair.train.network: deployed examples_of make_network stair_network
-softstair.train.optimiser: Rates make_optimiser
+softstair.train.optimiser: make_optimiser
 softstair.train.parallel: StopRequest torchrun_ranks
 softstair.train.pool: MAX_RUNS_PER_GPU Pool ProcessPool Task cores worker_count
 softstair.train.progress: Event error_message train_with_events
 softstair.train.recipe: OPTIONS PresetName fields_with
 softstair.train.records: metrics_of read_json recipe_of refuse_other_data summary_of
+softstair.train.run: source_commit
+softstair.train.settings: choose_device choose_threads memory_errors training_settings
 softstair.train.state: State
-softstair.train.step: CapturedStep Step optimiser_tensors
 softstair.train.teacher: FloatRun Teacher
+softstair.train.updates: Rates
 softstair_command: call dispatch
 """
 """What the paper and the benchmarks import beyond these, by module. Remove what nothing needs any

@@ -22,7 +22,7 @@ from softstair._errors import SoftstairError
 from softstair.cli._output import in_percent
 from softstair.data import load
 from softstair.nn import StairLayer
-from softstair.train import Recipe, train, trained_network
+from softstair.train import Recipe, fit, trained_network
 from softstair.train.network import deployed
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -158,7 +158,7 @@ def test_networks_that_cannot_be_saved(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory, narrow_digits: None) -> Path:
     folder = tmp_path_factory.mktemp("zoo") / "run"
-    train(RECIPE, folder, device="cpu")
+    fit(RECIPE, folder, device="cpu")
     return folder
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.baselines.harness import Run
-from softstair.train import preset, train as train_run, trained_network
+from softstair.train import fit as train_run, preset, trained_network
 
 PRESET, INT4 = preset("best-cifar10-ternary"), preset("best-cifar10-int4")
 UINT2: dict[str, Any] = {"features": "uint2", "feature_quantum": 0.65}

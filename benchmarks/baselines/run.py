@@ -30,8 +30,8 @@ from benchmarks.baselines.harness import Run
 from softstair.data import load
 from softstair.models import default_for
 from softstair.train import Recipe
-from softstair.train.execution import choose_device, choose_threads, training_settings
 from softstair.train.records import recipe_of
+from softstair.train.settings import choose_device, choose_threads, training_settings
 
 METHODS = {
     "softstair": "ours",

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import softstair
 from softstair import _check
-from softstair.train.loop import source_commit
+from softstair.train.run import source_commit
 
 REPEATS = (1, 1000)
 """Smallest and largest number of samples."""

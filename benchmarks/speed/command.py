@@ -26,7 +26,7 @@ from softstair.cli._args import flag, words_of
 from softstair.cli._output import Console, print_line, print_table
 from softstair.data.augment import Moves
 from softstair.regularise import Forward
-from softstair.train.execution import choose_device, memory_errors
+from softstair.train.settings import choose_device, memory_errors
 
 PROGRAM = "python -m benchmarks.speed"
 PARTS = ("operator", "step", "partition", "exact")

@@ -33,8 +33,8 @@ from softstair.anneal import SMALLEST_STD
 from softstair.data.batches import Examples
 from softstair.regularise import FORWARDS
 from softstair.train import Recipe
-from softstair.train.execution import choose_threads, training_settings
 from softstair.train.network import stair_network
+from softstair.train.settings import choose_threads, training_settings
 
 FIRST_STEP = "first step, which may compile kernels"
 """End of the line that ``progress`` is called with before the first step of a network."""

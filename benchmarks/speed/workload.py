@@ -14,10 +14,11 @@ from softstair import Stair, _check
 from softstair.data.batches import Examples
 from softstair.models import build, last_layer
 from softstair.train import Recipe, preset
+from softstair.train.captured import optimiser_tensors
 from softstair.train.execution import Compiled
+from softstair.train.fit import Step
 from softstair.train.recipe import PresetName
 from softstair.train.state import State
-from softstair.train.step import CapturedStep, Step, optimiser_tensors
 from softstair.train.teacher import Teacher
 
 BATCH = (2, 4096)
@@ -141,8 +142,8 @@ class StepRunner:
         words += ["captured"] if state.execution.captured else []
         return ", ".join(words) or "eager"
 
-    def _new_step(self) -> Step | CapturedStep:
-        return (CapturedStep if self.state.execution.captured else Step)(self.state, self.examples)
+    def _new_step(self) -> Step:
+        return Step(self.state, self.examples)
 
 
 class _RoundSTE(torch.autograd.Function):

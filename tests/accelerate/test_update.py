@@ -15,10 +15,10 @@ from softstair import _accelerate
 from softstair._accelerate import fused, update
 from softstair._accelerate.update import LatentSteps, supports_update
 from softstair.data.batches import Examples
-from softstair.train.optimiser import Rates
+from softstair.train.fit import Step
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
-from softstair.train.step import Step
+from softstair.train.updates import Rates
 
 NEEDS_INTERPRETER = True
 
@@ -222,8 +222,8 @@ def test_training_steps_are_those_of_torchs_optimiser(monkeypatch):
         )  # fmt: skip
         net, _ = pair("ternary", "uniform", "mode", side=4)
         state = State(recipe, net, 4, torch.device("cpu"))
-        assert (state._latent_steps is not None) == kept
-        state.rates = Rates(state.optimiser, state.device)  # as tensors, as on a GPU
+        assert (state.updates._latent is not None) == kept
+        state.updates.rates = Rates(state.optimiser, state.device)  # as tensors, as on a GPU
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (4, 3, 4, 4), dtype=torch.uint8, generator=draw)
         step = Step(state, Examples(x, torch.arange(4), 128.0, 64.0, "cpu"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.baselines import dorefa, lsq, pact, run as script, twn
-from softstair.train import Recipe, train
+from softstair.train import Recipe, fit
 
 METHODS = ("softstair", "softstair-learned", "twn", "lsq", "pact", "dorefa")
 TRAININGS = {
@@ -105,7 +105,7 @@ def test_trains_each_method_with_its_bits_from_a_float_network(tmp_path: Path, r
     recipe = Recipe.from_flat(
         weights="float", features="float", limit=200, epochs=4, integer_input=True
     )
-    train(recipe, tmp_path / "float", device="cpu")
+    fit(recipe, tmp_path / "float", device="cpu")
     start = ("--start", tmp_path / "float", "--data", "digits", "--augment", "none")
     size = ("--limit", 200, "--epochs", 1, "--batch", 20, "--cutout", 2, "--mixup", 0.2)
     lines = run(*METHODS, "--bits", "ternary/float", "int2", *start, *size, "--commit", "abc")

@@ -18,7 +18,7 @@ from paper.design import configuration, read_design
 from paper.tables import Epoch, Training, write
 from softstair import models, zoo
 from softstair.data import load
-from softstair.train import Recipe, train
+from softstair.train import Recipe, fit
 from softstair.train.network import trained_network
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_shares_are_those_of_the_trained_network(run: Script, tmp_path: Path) ->
     )
     name = configuration(recipe).name
     path = tmp_path / "runs" / name / "fold-1"
-    train(recipe, path)
+    fit(recipe, path)
     out = tmp_path / "table.csv"
     assert run("dynamic_means.py", tmp_path / "runs", "--out", out)[0] == 0
     table = rows_of(out)
@@ -184,7 +184,7 @@ def test_invalid_input_is_an_error_of_one_line(run: Script, tmp_path: Path) -> N
 def test_fresh_statistics_of_the_first_layer_repair_the_first_layer_alone(
     run: Script, tmp_path: Path
 ) -> None:
-    train(Recipe.from_flat(epochs=4, static_std=True), tmp_path / "run", device="cpu")
+    fit(Recipe.from_flat(epochs=4, static_std=True), tmp_path / "run", device="cpu")
     trained = tmp_path / "run" / "network.safetensors"
     known, net = zoo.about(trained), zoo.load(trained)
     next(b for name, b in net.named_buffers() if name.endswith("running_mean")).add_(100.0)

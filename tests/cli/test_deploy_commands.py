@@ -18,7 +18,7 @@ from softstair.data import load, split
 from softstair.deploy import c, comparison, runtimes
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.loaders import Running
-from softstair.train import Recipe, train
+from softstair.train import Recipe, fit
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
@@ -29,7 +29,7 @@ HAS_COMPILER = shutil.which("cc") is not None
 @pytest.fixture(scope="module")
 def digits(narrow_digits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "digits"
-    train(RECIPE, path, device="cpu")
+    fit(RECIPE, path, device="cpu")
     return path
 
 
@@ -283,7 +283,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_run_with_own_model_and_data_is_exported_by_its_flags(own: str, run: Run) -> None:
     model, data = f"{own}:build", f"{own}:data"
-    train(RECIPE.replace(model=model, data=data), "mine", device="cpu")
+    fit(RECIPE.replace(model=model, data=data), "mine", device="cpu")
     assert f"{model!r}: pass --model" in run.rejected("export", "mine/network.safetensors")
     assert run("export", "mine", "--to", "qonnx", "--out", "frozen.onnx")[0] == 0
     assert f"{data!r}: pass --data" in run.rejected("verify", "mine", "--model", model)
@@ -316,7 +316,7 @@ def test_a_network_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -
 
 def test_errors(run: Run) -> None:
     recipe = Recipe.from_flat(limit=200, epochs=1, batch=32)
-    train(recipe.replace(weights="float", features="float"), "float", device="cpu")
+    fit(recipe.replace(weights="float", features="float"), "float", device="cpu")
     Path("empty").mkdir()
     Path("folds").mkdir()
     Path("folds/fold-0").symlink_to(Path("float").absolute())

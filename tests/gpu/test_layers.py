@@ -4,6 +4,7 @@ import copy
 import itertools
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +18,9 @@ from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.nn import StairActivation, StairModule, StairWeight
 from softstair.train.execution import use_batch_kernel
+from softstair.train.fit import Step
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
-from softstair.train.step import CapturedStep, Step
 from softstair.train.teacher import FloatRun, Teacher, optimised_for_inference
 
 sys.path += [str(Path(__file__).parents[1] / "accelerate"), str(Path(__file__).parents[1])]
@@ -27,6 +28,8 @@ from standalone import main
 from twins import STAIRS, batch, differences, distance, learn, model, pair
 
 from networks import ResNet
+
+eager, graphed = (partial(Step, captured=each) for each in (False, True))
 
 
 def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
@@ -230,7 +233,7 @@ def test_networks_in_two_streams_train_as_alone() -> None:
     """Kernels that count their programs run at the same time: the same bits, captured or not."""
     options = {"static_std": True, "augment": "none"}
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-        for kind in (Step, CapturedStep):
+        for kind in (eager, graphed):
             trained = [state("mode", **options) for _ in range(4)]
             steps = [kind(*each) for each in trained]
             streams = [torch.cuda.Stream() for _ in range(2)]
@@ -256,7 +259,7 @@ def test_steps_beside_the_backward_pass_are_those_after_it() -> None:
     usual, beside = update.LEAST_WEIGHTS, SecondStream.beside
     try:
         with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-            for kind in (Step, CapturedStep):
+            for kind in (eager, graphed):
                 found = []
                 for two, least in ((True, 1), (True, 1 << 60), (False, 1 << 60)):
                     update.LEAST_WEIGHTS = least
@@ -359,7 +362,7 @@ def test_gradients_are_rounded_as_torch_rounds() -> None:
 def test_training_in_float8_is_captured_and_learns() -> None:
     """Without augmentation, which would hide six epochs of learning from so small a network."""
     found = []
-    for kind in (Step, CapturedStep):
+    for kind in (eager, graphed):
         options = {"precision": "float8", "learning_rate": 3e-3, "augment": "none"}
         trained, examples = state("mode", **options)
         assert trained.execution.precision == "float8"
@@ -484,7 +487,7 @@ def test_captured_step_is_the_step() -> None:
     """One step from the same start: the same loss, and nearly every weight moves alike."""
     for forward in ("mode", "expectation"):
         found = []
-        for kind in (Step, CapturedStep):
+        for kind in (eager, graphed):
             trained, examples = state(forward, static_std=True, augment="none")
             assert trained.execution.fused
             before = weights(trained)
@@ -502,7 +505,7 @@ def test_a_step_is_captured_at_the_end_of_an_epoch() -> None:
     trained, examples = state("mode", static_std=True)
     trained.begin_epoch()
     trained.step = trained.steps - 1
-    CapturedStep(trained, examples)()
+    graphed(trained, examples)()
     torch.cuda.synchronize()
     assert trained.step == trained.steps
     assert torch.isfinite(trained.loss)
@@ -519,7 +522,7 @@ RANDOM = {"augment": "crop-flip", "cutout": 8, "mixup": 0.3}
 def test_captured_step_with_all_options_is_the_step() -> None:
     for optimiser in ("adamw", "nesterov"):
         found = []
-        for kind in (Step, CapturedStep):
+        for kind in (eager, graphed):
             options = {**OPTIONS, "optimiser": optimiser, "augment": "none"}
             trained, examples = state("mode", "float32", taught=True, **options)
             before = weights(trained)
@@ -537,10 +540,10 @@ def test_rates_move_without_a_capture_or_a_wait() -> None:
     for optimiser in ("adam", "adamw", "sgd", "nesterov"):
         options = {**OPTIONS, **RANDOM, "optimiser": optimiser}
         trained, examples = state("random", taught=True, **options)
-        step = CapturedStep(trained, examples)
+        step = graphed(trained, examples)
         go_without_waiting(trained, step, 10)  # in an epoch: the order of the next one is copied
         go(trained, step, 16 * 2)
-        assert step.captures == 1, optimiser
+        assert step.graph.captures == 1, optimiser
         assert trained.is_finite(), optimiser
         factor = trained.recipe.optimiser.rate_factor(
             trained.epoch + (trained.step - 1) / trained.steps, trained.recipe.run.epochs
@@ -559,12 +562,12 @@ def test_rates_move_without_a_capture_or_a_wait() -> None:
 def test_training_learns_and_is_captured_anew_as_layers_are_annealed() -> None:
     for forward in ("mode", "random", "expectation"):
         trained, examples = state(forward, period=2.0, learning_rate=3e-3)
-        step = CapturedStep(trained, examples)
+        step = graphed(trained, examples)
         go(trained, step, 16)
         first = trained.mean_loss()
         go(trained, step, 16 * 8)
         assert trained.truncated_layers == (0, 1, 2, 3)
-        assert step.captures == 5
+        assert step.graph.captures == 5
         behind = trained.network[0].weight
         assert behind.grad is not None
         assert behind.grad.count_nonzero() == 0
@@ -579,7 +582,7 @@ def test_no_host_waits_in_a_step() -> None:
         (lambda: learned_state(period=4.0), 8),
     ):
         trained, examples = make()
-        go_without_waiting(trained, CapturedStep(trained, examples), steps)
+        go_without_waiting(trained, graphed(trained, examples), steps)
 
 
 def test_evaluation_is_exact() -> None:
@@ -597,7 +600,7 @@ def test_fused_evaluation_is_that_of_the_network() -> None:
     from softstair.train.metrics import evaluate
 
     trained, examples = state("mode", period=4.0)
-    go(trained, CapturedStep(trained, examples), 6)
+    go(trained, graphed(trained, examples), 6)
     trained.network.eval()
     with torch.no_grad():
         x = examples.batch(torch.arange(256, device="cuda"))[0]
@@ -646,7 +649,7 @@ def ratios(network: nn.Module) -> torch.Tensor:
 def test_captured_steps_move_the_quanta_as_steps_do() -> None:
     for precision in ("float32", "bfloat16"):
         moved = []
-        for kind in (Step, CapturedStep):
+        for kind in (eager, graphed):
             trained, examples = learned_state(precision, static_std=True)
             assert trained.execution.fused
             go(trained, kind(trained, examples), 8)
@@ -657,7 +660,7 @@ def test_captured_steps_move_the_quanta_as_steps_do() -> None:
 
 def test_a_network_that_learned_its_quanta_is_exact_in_integers() -> None:
     trained, examples = learned_state(period=2.0, learning_rate=3e-3, integer_input=True)
-    go(trained, CapturedStep(trained, examples), 16 * 9)
+    go(trained, graphed(trained, examples), 16 * 9)
     net = trained.network.eval()
     quanta = [module.stair.quantum for _, module in ss.nn.stair_modules(net)]
     net = net.cpu().eval()

@@ -12,9 +12,9 @@ from standalone import main
 from torch import nn
 
 from softstair.data import Dataset
-from softstair.train import Recipe, train
-from softstair.train.execution import matmul_precision, training_settings
+from softstair.train import Recipe, fit
 from softstair.train.parallel import Interrupted
+from softstair.train.settings import matmul_precision, training_settings
 from softstair.train.state import State
 
 
@@ -55,7 +55,7 @@ class Stop:
 def run(recipe: Recipe, out: Path, stop: int | None = None, resume: bool = False) -> float:
     watchers = [] if stop is None else [Stop(stop)]
     common = {"device": "cuda", "dataset": blobs(), "model": network(), "resume": resume}
-    return train(recipe, out, watchers=watchers, **common)["valid_accuracy"]
+    return fit(recipe, out, watchers=watchers, **common)["valid_accuracy"]
 
 
 X, W = (64, 128, 16, 16), (256, 128, 3, 3)

@@ -11,7 +11,7 @@ import pytest
 from helpers.narrow import narrow_entry
 from paper import Training, load, read_design
 from softstair.models import NETWORKS
-from softstair.train import train
+from softstair.train import fit
 
 DESIGN = """
 folds = [0, 1]
@@ -31,9 +31,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.toml").write_text(DESIGN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(NETWORKS, "digits", narrow_entry())
-        patch.setattr("softstair.train.loop.source_commit", lambda: "abc1234")
+        patch.setattr("softstair.train.run.source_commit", lambda: "abc1234")
         for unit in read_design(folder / "mine.toml").units():
-            train(unit.recipe, unit.path(folder / "runs" / "mine"), device="cpu", threads=1)
+            fit(unit.recipe, unit.path(folder / "runs" / "mine"), device="cpu", threads=1)
     return folder
 
 

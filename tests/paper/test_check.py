@@ -15,7 +15,7 @@ from paper.__main__ import main
 from paper.cli import check
 from paper.theory import distances_on_network, examine
 from softstair.data import load, split
-from softstair.train import Recipe, train, trained_network
+from softstair.train import Recipe, fit, trained_network
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
@@ -124,7 +124,7 @@ def test_lines_fit_the_terminal(
 def test_network_of_a_run(run: Run) -> None:
     settings = {"anneal_from": 0.25, "interval": "same_end"}
     short = Recipe.from_flat(epochs=2, period=0.5, limit=150, batch=24, **settings)
-    train(short, "run", device="cpu")
+    fit(short, "run", device="cpu")
     code, out, _ = run("check", "--run", "run", "--json", "report.json")
     assert code == 1, "the recipe's schedule is checked"
     assert "on the trained network" in out
@@ -150,7 +150,7 @@ def test_network_of_a_run(run: Run) -> None:
     shutil.copytree("run", "begun")
     Path("begun/metrics.jsonl").write_text("")
     assert "has no epoch yet" in run.rejected("check", "--run", "begun")
-    train(
+    fit(
         Recipe.from_flat(epochs=1, limit=150, weights="float", features="float"),
         "float",
         device="cpu",

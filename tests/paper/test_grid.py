@@ -22,7 +22,7 @@ from helpers.terminal import Terminal, without_escapes
 from paper import Training, load, tables
 from paper.__main__ import main
 from paper.cli.grid import conditions
-from softstair.train import Recipe, train
+from softstair.train import Recipe, fit
 from softstair.train.records import recipe_of
 from train.short import files
 
@@ -371,7 +371,7 @@ def test_status_does_not_keep_a_unit_from_training(done: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_SH)
         release = threading.Timer(0.3, lambda: fcntl.flock(lock, fcntl.LOCK_UN))
         release.start()
-        train(recipe, path, device="cpu", resume=True)
+        fit(recipe, path, device="cpu", resume=True)
         release.join()
     assert (path / "summary.json").exists()
 

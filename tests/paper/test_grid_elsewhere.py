@@ -59,7 +59,7 @@ def on_events(monkeypatch: pytest.MonkeyPatch, act: Callable[[str, Event], None]
 def test_a_second_machine_trains_exactly_what_the_first_did_not(
     design: str, uninterrupted: list[Training], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("softstair.train.loop.source_commit", lambda: "abc1234")
+    monkeypatch.setattr("softstair.train.run.source_commit", lambda: "abc1234")
     monkeypatch.setattr("softstair.train.pool.start_process", start_here)
     words = ["mine.toml", "--device", "cpu", "--jobs", "1", "--threads", "1"]
     done: list[str] = []

@@ -20,7 +20,7 @@ from paper import Design, Unit, grid, results
 from paper.design import Configuration, read_design
 from paper.grid import Pace, unfinished
 from paper.results import statuses, summarise
-from softstair.train import Interrupted, RunError, train
+from softstair.train import Interrupted, RunError, fit
 from softstair.train.progress import Event
 from train.short import OWN_DATA, OWN_MODEL, files, metrics_of, recipe
 
@@ -132,7 +132,7 @@ def test_an_interrupted_grid_equals_an_uninterrupted_one(
     assert stages.events == []
     torch.set_num_threads(1)
     for unit in stages.design.units():
-        train(unit.recipe, Path("alone", unit.name), device="cpu")
+        fit(unit.recipe, Path("alone", unit.name), device="cpu")
         assert metrics_of(unit.path(stages.folder)) == metrics_of(Path("alone", unit.name))
     sys.modules.pop("grid_own", None)
 
@@ -145,7 +145,7 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     """Two units on the digits, one of them done; nothing may start a process."""
     monkeypatch.setattr("softstair.train.pool.start_process", None)
     units = [Unit("a", recipe(fold=fold)) for fold in (0, 1)]
-    train(units[0].recipe, units[0].path(tmp_path), threads=1)
+    fit(units[0].recipe, units[0].path(tmp_path), threads=1)
     return units
 
 

@@ -23,7 +23,7 @@ from benchmarks import ray_survives
 from paper import _ray_cluster, ray_engine
 from paper.design import Unit
 from paper.ray_engine import choose_resources
-from softstair.train import train
+from softstair.train import fit
 from softstair.train.parallel import Interrupted
 from softstair.train.records import RunError
 from softstair.train.run import Run
@@ -67,7 +67,7 @@ def test_a_killed_worker_and_an_interrupted_driver(
     # The same one after another, in one process without interruption.
     monkeypatch.chdir(tmp_path)
     for unit in units:
-        train(unit.recipe, unit.path(tmp_path / "plain"), threads=1, device="cpu")
+        fit(unit.recipe, unit.path(tmp_path / "plain"), threads=1, device="cpu")
         name = unit.path(Path())
         assert metrics_of(tmp_path / "ray" / name) == metrics_of(tmp_path / "plain" / name)
     assert survival.table(tmp_path / "ray") == survival.table(tmp_path / "plain")
@@ -90,7 +90,7 @@ def test_threads_and_refusals(
     strange = tmp_path / "grid" / "full" / "fold-0" / "holiday.jpg"
     strange.parent.mkdir(parents=True)
     strange.touch()
-    train(recipe, units[2].path(tmp_path / "grid"), device="cpu", threads=1)
+    fit(recipe, units[2].path(tmp_path / "grid"), device="cpu", threads=1)
     before = (tmp_path / "grid/done/fold-0/summary.json").stat().st_mtime_ns
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     environment, threads = dict(os.environ), torch.get_num_threads()
@@ -99,7 +99,7 @@ def test_threads_and_refusals(
     try:
         torch.set_num_threads(2)
         assert ray_engine.run(units, tmp_path / "grid", record, device="cpu") == 1
-        train(recipe, tmp_path / "alone", device="cpu")
+        fit(recipe, tmp_path / "alone", device="cpu")
     finally:
         torch.set_num_threads(threads)
     assert capfd.readouterr() == ("", "")
@@ -156,7 +156,7 @@ def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
     kinds = [event["kind"] for _, event in mailbox.events]
     assert kinds[:2] == ["start", "begin"]
     assert kinds.count("epoch") == 3
-    train(RECIPE, tmp_path / "alone", device="cpu")
+    fit(RECIPE, tmp_path / "alone", device="cpu")
     assert metrics_of(tmp_path / "x") == metrics_of(tmp_path / "alone")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "x").rglob("*.json*")}
     again = FakeMailbox()
@@ -192,7 +192,7 @@ def test_a_directory_that_is_still_held_is_waited_for(
     task: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by the task of a driver that has just been killed."""
-    train(RECIPE, tmp_path / "x", device="cpu")
+    fit(RECIPE, tmp_path / "x", device="cpu")
     (tmp_path / "x" / "summary.json").unlink()
     lock = filelock.FileLock(tmp_path / "x" / "lock", thread_local=False)
     lock.acquire()

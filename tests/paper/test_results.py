@@ -22,7 +22,7 @@ from paper.report import gather
 from paper.results import find
 from paper.tables import ForeignTable, rows, write, write_parts
 from softstair.data import load as load_data
-from softstair.train import Recipe, RunError, train
+from softstair.train import Recipe, RunError, fit
 from train.short import recipe
 
 METRICS = ("learning_rate", "train_loss", "train_accuracy", "valid_loss", "valid_accuracy")
@@ -54,12 +54,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("store")
     digits = load_data("digits")
     tested = replace(digits, test_x=digits.x[:50], test_y=digits.y[:50])
-    train(recipe(), folder / "forward=mode" / "fold-0", dataset=tested)
-    train(recipe(fold=10, folds=11), folder / "forward=mode" / "fold-10")
+    fit(recipe(), folder / "forward=mode" / "fold-0", dataset=tested)
+    fit(recipe(fold=10, folds=11), folder / "forward=mode" / "fold-10")
     random = recipe(forward="random", weight_quantum=0.5, static_std=True)
-    train(random, folder / ODD / "fold-0")
+    fit(random, folder / ODD / "fold-0")
     with pytest.raises(Halt):
-        train(random.replace(fold=2), folder / ODD / "fold-2", watchers=[After()])
+        fit(random.replace(fold=2), folder / ODD / "fold-2", watchers=[After()])
     begun = shutil.copytree(folder / ODD / "fold-0", folder / ODD / "fold-3")
     for path in begun.iterdir():
         if path.is_file() and path.name != "config.json":

@@ -1,6 +1,7 @@
 """What the tests of training share: one thread, a process that forks, a quiet clock."""
 
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def _training_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     request.getfixturevalue("blank_picture")
     if request.path.name not in ("test_named_stairs.py", "test_network.py"):
         describe = lambda network, recipe, dataset: ("a network", None)
-        monkeypatch.setattr("softstair.train.loop.describe_network", describe)
+        monkeypatch.setattr(import_module("softstair.train.fit"), "describe_network", describe)
 
 
 @pytest.fixture(scope="session")

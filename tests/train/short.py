@@ -13,10 +13,10 @@ import torch
 
 from softstair.data import load
 from softstair.data.batches import Examples
-from softstair.train import Interrupted, Recipe, train
+from softstair.train import Interrupted, Recipe, fit
+from softstair.train.fit import Step
 from softstair.train.network import make_network
 from softstair.train.state import State
-from softstair.train.step import Step
 
 RECIPE = Recipe.from_flat(limit=200, batch=32).rescaled(3).replace(period=0.7)
 """Three epochs of five steps on 160 digits: some tenths of a second."""
@@ -101,14 +101,14 @@ def result(out: Path) -> tuple[bytes, list[Any]]:
 
 def uninterrupted(out: Path, recipe: Recipe = RECIPE, **given: Any) -> tuple[bytes, list[Any]]:
     """The metrics and the accuracies of a training that nobody disturbs."""
-    train(recipe, out, **given)
+    fit(recipe, out, **given)
     return result(out)
 
 
 def stopped(recipe: Recipe, out: Path, epoch: int, step: int, **given: Any) -> None:
     """Train until a signal stops the run, after so many complete epochs and steps."""
     with pytest.raises(Interrupted):
-        train(recipe, out, watchers=[At(epoch, step, strike(signal.SIGTERM))], **given)
+        fit(recipe, out, watchers=[At(epoch, step, strike(signal.SIGTERM))], **given)
 
 
 def begun(recipe: Recipe, examples: int) -> tuple[State, Step]:

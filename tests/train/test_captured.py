@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import softstair as ss
+from softstair.train.captured import preserve
 from softstair.train.checkpoint import state_dict
 from softstair.train.metrics import stair_health
 from softstair.train.state import State
-from softstair.train.step import preserve
 
 
 def tensors(state: State) -> list[Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from softstair.train import Recipe, train
+from softstair.train import Recipe, fit
 from softstair.train.execution import Compiled
 from softstair.train.state import State
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_a_compiled_run_learns_anneals_and_ends_where_the_eager_one_does(tmp_path: Path) -> None:
     recipe = Recipe.from_flat(epochs=12, period=3.0, drop=9.0, limit=900)
-    eager = train(recipe, tmp_path / "eager")
-    compiled = train(recipe.replace(compile="always"), tmp_path / "compiled")
+    eager = fit(recipe, tmp_path / "eager")
+    compiled = fit(recipe.replace(compile="always"), tmp_path / "compiled")
     # Two right backends part at thresholds; what they learn is as good.
     assert compiled["valid_accuracy"] > 0.8
     assert abs(compiled["valid_accuracy"] - eager["valid_accuracy"]) < 0.08

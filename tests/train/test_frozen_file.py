@@ -13,7 +13,7 @@ from torch import nn
 import softstair as ss
 from softstair import zoo
 from softstair.data import load, split
-from softstair.train import records, train
+from softstair.train import fit, records
 
 
 def hidden() -> list[nn.Module]:
@@ -21,7 +21,7 @@ def hidden() -> list[nn.Module]:
 
 
 def test_a_run_writes_its_integers(tmp_path: Path) -> None:
-    summary = train(RECIPE, tmp_path / "run", device="cpu")
+    summary = fit(RECIPE, tmp_path / "run", device="cpu")
     assert summary["frozen"].startswith("frozen: 0 of ")
     assert summary == json.loads((tmp_path / "run/summary.json").read_text())
     frozen = ss.load_frozen(tmp_path / "run" / records.FROZEN)
@@ -35,7 +35,7 @@ def test_a_run_writes_its_integers(tmp_path: Path) -> None:
 
 def test_an_input_with_another_zero_has_a_table(tmp_path: Path) -> None:
     dataset = replace(load("digits"), mean=8.3, std=4.4)
-    summary = train(RECIPE, tmp_path, dataset=dataset, device="cpu")
+    summary = fit(RECIPE, tmp_path, dataset=dataset, device="cpu")
     assert "the input's table has INT" in summary["frozen"]
     frozen, sampled = ss.load_frozen(tmp_path / records.FROZEN), dataset.sample(200)
     assert frozen.input.table is not None
@@ -59,7 +59,7 @@ def test_an_input_with_another_zero_has_a_table(tmp_path: Path) -> None:
 def test_a_run_says_why_it_is_not_frozen(
     changes: dict[str, Any], model: nn.Module | None, reason: str, tmp_path: Path
 ) -> None:
-    summary = train(RECIPE.replace(**changes), tmp_path, model=model, device="cpu")
+    summary = fit(RECIPE.replace(**changes), tmp_path, model=model, device="cpu")
     assert summary["frozen"].startswith("not frozen: ")
     assert reason in summary["frozen"]
     assert (tmp_path / records.NETWORK).is_file()
@@ -73,7 +73,7 @@ def test_an_unexpected_error_of_freezing_loses_no_run(
         raise RuntimeError("unexpected")
 
     monkeypatch.setattr("softstair.train.network.freeze", fail)
-    summary = train(RECIPE, tmp_path, device="cpu")
+    summary = fit(RECIPE, tmp_path, device="cpu")
     assert summary["frozen"] == "not frozen: it raised RuntimeError (unexpected)"
 
 
@@ -83,13 +83,13 @@ def test_a_run_that_was_killed_before_it_was_frozen(
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    train(RECIPE, tmp_path / "whole", device="cpu")
+    fit(RECIPE, tmp_path / "whole", device="cpu")
     with monkeypatch.context() as patch:
         patch.setattr("softstair.train.network.freeze", killed)
         with pytest.raises(KeyboardInterrupt):
-            train(RECIPE, tmp_path / "run", device="cpu")
+            fit(RECIPE, tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / records.NETWORK).is_file()
     assert not [*(tmp_path / "run").glob("*frozen*"), *(tmp_path / "run").glob("summary.json")]
-    train(RECIPE, tmp_path / "run", resume=True, device="cpu")
+    fit(RECIPE, tmp_path / "run", resume=True, device="cpu")
     whole, resumed = (ss.load_frozen(tmp_path / n / records.FROZEN) for n in ("whole", "run"))
     assert whole.digest == resumed.digest

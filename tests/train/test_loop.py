@@ -20,10 +20,10 @@ from softstair import zoo
 from softstair.data import Dataset, load, split
 from softstair.data.batches import Examples
 from softstair.models import build
-from softstair.train import Recipe, train, trained_network
-from softstair.train.execution import choose_device, matmul_precision
+from softstair.train import Recipe, fit, trained_network
 from softstair.train.metrics import evaluate
 from softstair.train.records import metrics_of as read_metrics, summary_of
+from softstair.train.settings import choose_device, matmul_precision
 from softstair.train.state import State
 
 
@@ -51,7 +51,7 @@ class Notes:
 
 def noted(out: Path, recipe: Recipe = RECIPE, **given: Any) -> tuple[Notes, dict[str, Any]]:
     notes = Notes()
-    return notes, train(recipe, out, watchers=[notes], **given)
+    return notes, fit(recipe, out, watchers=[notes], **given)
 
 
 def small_dataset(count: int = 60, test: bool = True) -> Dataset:
@@ -136,7 +136,7 @@ def test_the_noise_is_the_schedules(update: Any, interval: Any, tmp_path: Path) 
 
 def test_training_equals_a_loop_written_by_hand(tmp_path: Path) -> None:
     """It shares nothing with ours but the library below it."""
-    train(recipe(epochs=2, period=0.6, drop=1.0), tmp_path / "x")
+    fit(recipe(epochs=2, period=0.6, drop=1.0), tmp_path / "x")
     data = load("digits").sample(200)
     parts = split(data, 0, 5)
     x = [(data.x[part].float() - 8) / 8 for part in parts]
@@ -197,7 +197,7 @@ def test_training_equals_a_loop_written_by_hand(tmp_path: Path) -> None:
 )
 def test_recipes_learn(changes: dict[str, Any], tmp_path: Path) -> None:
     chosen = Recipe.from_flat(limit=300, batch=16).rescaled(6).replace(**changes)
-    assert train(chosen, tmp_path)["valid_accuracy"] > 0.4
+    assert fit(chosen, tmp_path)["valid_accuracy"] > 0.4
     first, *_, last = lines_of(tmp_path)
     assert last["train_loss"] < first["train_loss"]
     assert ("noise" in first) == (not chosen.network.is_float)
@@ -239,7 +239,7 @@ def test_evaluation_is_in_float32_and_the_caller_keeps_its_settings(
             model = Settings()
             chosen = recipe(precision=name, weights="float", features="float", limit=None, batch=16)
             chosen = chosen.replace(epochs=1)
-            train(chosen, tmp_path / name, dataset=small_dataset(), model=model)
+            fit(chosen, tmp_path / name, dataset=small_dataset(), model=model)
             step = (torch.float32, *exact)
             if name == "bfloat16":
                 step = (torch.bfloat16, *callers)
@@ -256,7 +256,7 @@ def test_evaluation_is_in_float32_and_the_caller_keeps_its_settings(
 
 SET_BY_OPERATION = """
 import torch
-from softstair.train.execution import matmul_precision
+from softstair.train.settings import matmul_precision
 
 b = torch.backends
 every = (b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn, b.mkldnn.matmul, b.mkldnn.conv, b.mkldnn.rnn)
@@ -300,7 +300,7 @@ def test_own_data_and_model(tmp_path: Path) -> None:
     )
     model, data = small_model(), small_dataset()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    summary = train(chosen, tmp_path / "x", dataset=data, model=model)
+    summary = fit(chosen, tmp_path / "x", dataset=data, model=model)
     assert summary["test_accuracy"] > 0.7
     assert summary["config"]["data"]["name"] == "thirds"
     net = trained_network(tmp_path / "x", data, small_model())
@@ -309,7 +309,7 @@ def test_own_data_and_model(tmp_path: Path) -> None:
     test = Examples(data.test_x, data.test_y, data.mean, data.std)
     assert evaluate(net, test)[1] == summary["test_accuracy"]
     as_float = chosen.replace(weights="float", features="float", epochs=1)
-    summary = train(as_float, tmp_path / "y", dataset=small_dataset(test=False), model=model)
+    summary = fit(as_float, tmp_path / "y", dataset=small_dataset(test=False), model=model)
     assert summary["test_accuracy"] is None
     # The caller's model is not trained.
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -322,7 +322,7 @@ def test_own_data_and_model_of_a_recipe_that_names_them(tmp_path: Path) -> None:
         data="thirds:load", batch=16, folds=3, epochs=1, period=None, drop=None
     )
     given: dict[str, Any] = {"dataset": small_dataset(), "model": small_model()}
-    assert train(chosen, tmp_path / "run", **given)["epochs"] == 1
+    assert fit(chosen, tmp_path / "run", **given)["epochs"] == 1
     about = zoo.about(tmp_path / "run" / "network.safetensors")
     assert (about.data, about.model) == ("thirds:load", "torch.nn.modules.container:Sequential")
 
@@ -332,17 +332,17 @@ def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:
     given: dict[str, Any] = {"dataset": small_dataset(), "model": small_model()}
     out = tmp_path / "run"
     stopped(chosen, out, 1, 1, **given)
-    summary = train(chosen, out, resume=True, **given)
+    summary = fit(chosen, out, resume=True, **given)
     assert summary["valid_accuracy"] is summary["best_valid_accuracy"] is None
     assert summary["test_accuracy"] > 0.3
     assert summary["images_per_second"] * summary["seconds"] == pytest.approx(2 * (60 // 16) * 16)
     assert summary_of(out) == summary
     assert [line["valid_loss"] for line in read_metrics(out)] == [None, None]
     assert all(line["stairs"] for line in read_metrics(out))
-    train(chosen, tmp_path / "again", **given)
+    fit(chosen, tmp_path / "again", **given)
     assert metrics_of(out) == metrics_of(tmp_path / "again")
     with pytest.raises(ValueError, match=r"fold .* no test set"):
-        train(chosen, tmp_path / "x", dataset=small_dataset(test=False), model=small_model())
+        fit(chosen, tmp_path / "x", dataset=small_dataset(test=False), model=small_model())
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:
 def test_models_that_do_not_fit(layers: list[nn.Module], tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), *layers)
     with pytest.raises(ValueError, match="model") as caught:
-        train(Recipe.from_flat(batch=16, folds=3), tmp_path, dataset=small_dataset(), model=model)
+        fit(Recipe.from_flat(batch=16, folds=3), tmp_path, dataset=small_dataset(), model=model)
     assert is_sentence(str(caught.value))
 
 
@@ -373,11 +373,11 @@ def test_data_that_do_not_suffice(tmp_path: Path) -> None:
     ]:
         chosen = Recipe.from_flat(batch=16, folds=3, epochs=1).replace(**changes)
         with pytest.raises(ValueError, match=field):
-            train(chosen, tmp_path / "x", dataset=dataset, model=small_model())
+            fit(chosen, tmp_path / "x", dataset=dataset, model=small_model())
     with pytest.raises(ValueError, match="model must be named for data of your own"):
-        train(Recipe.from_flat(data="ours:data"), tmp_path / "x", dataset=data)
+        fit(Recipe.from_flat(data="ours:data"), tmp_path / "x", dataset=data)
     just = Recipe.from_flat(batch=40, folds=3, epochs=1)
-    assert train(just, tmp_path / "x", dataset=data, model=small_model())["epochs"] == 1
+    assert fit(just, tmp_path / "x", dataset=data, model=small_model())["epochs"] == 1
 
 
 def test_a_second_training_in_another_thread_is_refused(tmp_path: Path) -> None:
@@ -385,18 +385,18 @@ def test_a_second_training_in_another_thread_is_refused(tmp_path: Path) -> None:
 
     def second(state: State) -> None:
         with ThreadPoolExecutor(1) as pool:
-            started = pool.submit(train, RECIPE, tmp_path / "second")
+            started = pool.submit(fit, RECIPE, tmp_path / "second")
             errors.append(str(started.exception()))
 
-    train(RECIPE, tmp_path / "alone")
-    train(RECIPE, tmp_path / "first", watchers=[At(1, 2, second)])
+    fit(RECIPE, tmp_path / "alone")
+    fit(RECIPE, tmp_path / "first", watchers=[At(1, 2, second)])
     assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "alone")
     (error,) = errors
     assert is_sentence(error)
     assert "thread" in error
     assert not (tmp_path / "second").exists()
     with ThreadPoolExecutor(1) as pool:  # one after the other
-        pool.submit(train, RECIPE, tmp_path / "second").result()
+        pool.submit(fit, RECIPE, tmp_path / "second").result()
     assert metrics_of(tmp_path / "second") == metrics_of(tmp_path / "alone")
 
 
@@ -414,18 +414,18 @@ def test_absent_kernels_are_refused_before_a_run_begins(
     for name in ("nonsense", "triton"):
         monkeypatch.setenv("SOFTSTAIR_KERNELS", name)
         with pytest.raises(ValueError, match="auto"):
-            train(RECIPE, tmp_path / "run", device="cpu")
+            fit(RECIPE, tmp_path / "run", device="cpu")
     monkeypatch.delenv("SOFTSTAIR_KERNELS")
     for changes in ({"kernels": "triton"}, {"precision": "tf32"}):
         with pytest.raises(ValueError, match="must be auto"):
-            train(recipe(**changes), tmp_path / "run", device="cpu")
+            fit(recipe(**changes), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 
 def test_training_ends_though_its_noise_becomes_very_narrow(tmp_path: Path) -> None:
     """With a progressive power, the std falls below the spacing of float32 before it is 0."""
     narrow = recipe(static_mean=False, power="progressive", batch=8, epochs=2, period=2.0)
-    train(narrow, tmp_path)
+    fit(narrow, tmp_path)
     stds = [narrow.schedule(3)(0, step / 20)[1] for step in range(40)]
     assert 0 < stds[-1] < 1e-8
     assert len(lines_of(tmp_path)) == 2

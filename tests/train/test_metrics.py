@@ -14,7 +14,7 @@ from softstair.data import load, split
 from softstair.data.augment import Augmentation, crop, flip
 from softstair.data.batches import Examples
 from softstair.nn import StairLayer, stair_modules
-from softstair.train import train, trained_network
+from softstair.train import fit, trained_network
 from softstair.train.metrics import Health, evaluate, refresh_statistics, stair_health
 from softstair.train.network import make_network
 from softstair.train.state import State
@@ -124,14 +124,14 @@ def test_warnings() -> None:
 
 
 def test_narrow_noise_that_stays_gives_a_warning(tmp_path: Path) -> None:
-    train(recipe(epochs=1, static_std=True, std0=1e-6), tmp_path / "run")
+    fit(recipe(epochs=1, static_std=True, std0=1e-6), tmp_path / "run")
     warnings = lines_of(tmp_path / "run")[-1]["warnings"]
     assert any("pass no gradient" in warning for warning in warnings)
 
 
 @pytest.mark.nightly
 def test_a_healthy_network_gives_no_warnings(tmp_path: Path) -> None:
-    train(recipe(limit=600, epochs=4, period=9.0, batch=16), tmp_path / "x")
+    fit(recipe(limit=600, epochs=4, period=9.0, batch=16), tmp_path / "x")
     line = lines_of(tmp_path / "x")[-1]
     assert line["warnings"] == []
     layers = [stair["layer"] for stair in line["stairs"]]
@@ -256,8 +256,8 @@ def test_a_stop_in_the_middle_leaves_everything_in_its_mode() -> None:
 
 def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     fresh = recipe(statistics="fresh", seed=3, augment="crop", epochs=1)
-    summary = train(fresh, tmp_path / "fresh")
-    train(fresh.replace(statistics="running"), tmp_path / "running")
+    summary = fit(fresh, tmp_path / "fresh")
+    fit(fresh.replace(statistics="running"), tmp_path / "running")
     assert metrics_of(tmp_path / "fresh") != metrics_of(tmp_path / "running")
     data = load("digits").sample(200)
     net = trained_network(tmp_path / "fresh", data)

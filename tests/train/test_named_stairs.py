@@ -1,6 +1,7 @@
 """Recipes with `bits`: names instead of stairs and quanta, from training to deployment."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from softstair._quantum import fit_quantum
 from softstair.convert.options import name_of
 from softstair.data import load, split
 from softstair.data.batches import Examples
-from softstair.train import Recipe, train, trained_network
+from softstair.train import Recipe, fit, trained_network
 from softstair.train.metrics import chosen_inputs
 from softstair.train.network import levels_of, make_network
 from softstair.train.recipe import preset
@@ -114,16 +115,16 @@ def test_the_last_layer_stays_in_float_unless_a_pattern_names_it() -> None:
 
 def test_names_of_layers_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SoftstairError, match="did you mean 'classifier'") as caught:
-        train(recipe(bits="clasifier=int8,*=int4"), tmp_path)
+        fit(recipe(bits="clasifier=int8,*=int4"), tmp_path)
     assert caught.value.field == "bits"
 
 
 def test_a_float_start_keeps_its_weights_and_fits_their_quanta(tmp_path: Path) -> None:
     float_twin = recipe(weights="float", features="float", epochs=1)
-    train(float_twin, tmp_path / "float")
+    fit(float_twin, tmp_path / "float")
     still = {"learning_rate": 0.0, "latent_rate": 0.0, "epochs": 1}
     started = recipe(bits="int4", init_from=str(tmp_path / "float"), **still)
-    train(started, tmp_path / "run")
+    fit(started, tmp_path / "run")
     before, after = (trained_network(tmp_path / name, DIGITS) for name in ("float", "run"))
     weight = before.get_parameter("features.1.weight")
     layer: Any = after.get_submodule("features.1")
@@ -149,7 +150,7 @@ def test_features_are_calibrated_before_the_first_step(
     """On examples that the seed chooses; the quanta of weights are those of the recipe."""
     still = {"learning_rate": 0.0, "latent_rate": 0.0, "epochs": 1}
     chosen = recipe(**still, **changes)
-    train(chosen, tmp_path)
+    fit(chosen, tmp_path)
     quanta = {name: s.stair.quantum for name, s in stairs(trained_network(tmp_path, DIGITS))}
     torch.manual_seed(chosen.run.seed)
     data = DIGITS.sample(200)
@@ -181,15 +182,15 @@ def test_a_stopped_run_keeps_its_quanta_and_is_not_calibrated_again(
     wanted = uninterrupted(tmp_path / "whole", chosen)
     out = tmp_path / "parts"
     stopped(chosen, out, 1, 2)
-    monkeypatch.delattr("softstair.train.loop.calibrate")
-    train(chosen, out, resume=True)
+    monkeypatch.delattr(import_module("softstair.train.fit"), "calibrate")
+    fit(chosen, out, resume=True)
     assert result(out) == wanted
 
 
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("bits", ["int4", "ternary", MIXED])
 def test_written_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> None:
-    train(recipe(bits=bits, epochs=1), tmp_path / "run")
+    fit(recipe(bits=bits, epochs=1), tmp_path / "run")
     trained = trained_network(tmp_path / "run", DIGITS)
     file = tmp_path / "run" / "network.safetensors"
     loaded = zoo.load(file)

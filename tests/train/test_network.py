@@ -13,10 +13,10 @@ from networks import HeadFirst
 from softstair._errors import SoftstairError
 from softstair.data import load
 from softstair.models import last_layer
-from softstair.train import Recipe, RunError, train, trained_network
-from softstair.train.execution import choose_threads
+from softstair.train import Recipe, RunError, fit, trained_network
 from softstair.train.network import advice, describe_network, make_network
 from softstair.train.records import data_version_of
+from softstair.train.settings import choose_threads
 from softstair.train.state import State
 
 pytestmark = pytest.mark.quick
@@ -33,14 +33,14 @@ def test_the_last_layer_is_the_last_that_is_called() -> None:
 
 
 def test_an_infinity_that_was_there_from_the_start_is_no_accident(tmp_path: Path) -> None:
-    assert train(SHORT, tmp_path / "run", model=HeadFirst())["epochs"] == 1
+    assert fit(SHORT, tmp_path / "run", model=HeadFirst())["epochs"] == 1
 
 
 def test_a_run_says_what_became_of_every_layer(tmp_path: Path) -> None:
-    train(SHORT, tmp_path / "stair")
+    fit(SHORT, tmp_path / "stair")
     table = (tmp_path / "stair" / "network.txt").read_text()
     assert table.count("stair weights") == table.count("ternary stair instead of ReLU") == 3
-    train(SHORT.replace(weights="float", features="float"), tmp_path / "float")
+    fit(SHORT.replace(weights="float", features="float"), tmp_path / "float")
     assert "nothing was quantised" in (tmp_path / "float" / "network.txt").read_text()
 
 
@@ -53,7 +53,7 @@ def test_code_that_a_run_names_is_called_only_by_the_users_word(
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))\n"
     )
     monkeypatch.chdir(tmp_path)
-    train(SHORT.replace(model="payload:build"), "run")
+    fit(SHORT.replace(model="payload:build"), "run")
     Path("called").unlink()
     with pytest.raises(SoftstairError, match="somebody else"):
         trained_network("run", load("digits"))
@@ -66,7 +66,7 @@ def test_the_model_of_a_run_may_be_given_as_the_function_that_returns_it(tmp_pat
     def make(classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
 
-    train(SHORT, tmp_path / "run", model=make(10))
+    fit(SHORT, tmp_path / "run", model=make(10))
     x = torch.randn(5, 1, 8, 8)
     first, second = (
         trained_network(tmp_path / "run", load("digits"), model) for model in (make(10), make)
@@ -87,16 +87,16 @@ def test_folds_are_named_where_a_network_is_looked_for(tmp_path: Path) -> None:
 def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: Path) -> None:
     run = tmp_path / "run"
     digits = load("digits")
-    summary = train(SHORT, run, dataset=digits)
+    summary = fit(SHORT, run, dataset=digits)
     config = json.loads((run / "config.json").read_text())
     assert summary["config"]["data"]["version"] == "scikit-learn digits"
     assert config["data"]["version"] == data_version_of(run) == "scikit-learn digits"
     (run / "summary.json").unlink()
     for changed in ({"version": "other digits"}, {"centred": (7.0, 4.0)}):
         with pytest.raises(RunError, match="data ="):
-            train(SHORT, run, dataset=replace(digits, **changed), resume=True)
+            fit(SHORT, run, dataset=replace(digits, **changed), resume=True)
     # Of data of one's own it may be unknown.
-    own = train(SHORT, tmp_path / "own", dataset=replace(digits, version=None))
+    own = fit(SHORT, tmp_path / "own", dataset=replace(digits, version=None))
     assert "version" not in own["config"]["data"]
 
 
@@ -138,13 +138,13 @@ def test_small_networks_train_on_one_thread() -> None:
 def test_a_run_goes_on_with_its_own_threads_even_before_its_first_checkpoint(
     tmp_path: Path,
 ) -> None:
-    first = train(SHORT, tmp_path, threads=2)
+    first = fit(SHORT, tmp_path, threads=2)
     metrics = (tmp_path / "metrics.jsonl").read_bytes()
     for name in ("summary.json", "metrics.jsonl", "network.txt"):
         (tmp_path / name).unlink()
     for path in (tmp_path / "checkpoint").iterdir():
         path.unlink()
-    again = train(SHORT, tmp_path, resume=True)
+    again = fit(SHORT, tmp_path, resume=True)
     assert again["config"]["threads"] == first["config"]["threads"] == 2
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
     assert (tmp_path / "network.txt").exists()

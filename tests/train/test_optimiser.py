@@ -15,17 +15,17 @@ import softstair as ss
 from networks import HeadFirst
 from softstair.data import load
 from softstair.train.checkpoint import load_state_dict, state_dict
+from softstair.train.fit import Step
 from softstair.train.metrics import stair_health
 from softstair.train.network import make_network
 from softstair.train.optimiser import (
     OptimiserOptions,
-    Rates,
     clip_latent,
     latent_bounds,
     parameter_groups,
 )
 from softstair.train.state import State
-from softstair.train.step import Step
+from softstair.train.updates import Rates
 
 
 def begun(**changes: Any) -> tuple[State, Step]:
@@ -91,7 +91,7 @@ def test_rates_in_tensors_are_those_in_numbers(name: str) -> None:
     """As on a GPU, whose graphs read them; also after a checkpoint was loaded."""
     options = {"optimiser": name, "latent_rate": 0.02, "rate_shape": "linear"}
     (plain, step), (state, other) = (begun(**options) for _ in range(2))
-    state.rates = Rates(state.optimiser, torch.device("cpu"))
+    state.updates.rates = Rates(state.optimiser, torch.device("cpu"))
     steps(plain, step, 1)
     steps(state, other, 1)
     for number, tensor in zip(*(s.network.parameters() for s in (plain, state)), strict=True):

@@ -19,9 +19,9 @@ from warm import Warm
 from softstair.cli import main
 from softstair.cli._args import spelling
 from softstair.data import load
-from softstair.train import Recipe, checkpoint, parallel, preset, train, trained_network
-from softstair.train.execution import choose_device
+from softstair.train import Recipe, checkpoint, fit, parallel, preset, trained_network
 from softstair.train.parallel import joined
+from softstair.train.settings import choose_device
 
 RANDOM = RECIPE.replace(augment="crop", forward="random", model="own_models:witness")
 """Each process draws random numbers of its own here, and they matter."""
@@ -81,7 +81,7 @@ def complete(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_train_as_one_with_the_joint_batch(pair: Pair, tmp_path: Path) -> None:
     recipe = FLOAT.replace(model="own_models:plain")
     assert pair.run(words(recipe, tmp_path / "two")) == [0, 0], pair.messages
-    train(recipe, tmp_path / "one", device="cpu", threads=1)
+    fit(recipe, tmp_path / "one", device="cpu", threads=1)
     data = load("digits").sample(200)
     one, two = (trained_network(tmp_path / name, data, plain()) for name in ("one", "two"))
     with torch.random.fork_rng([]):

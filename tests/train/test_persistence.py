@@ -26,7 +26,7 @@ from short import (
 )
 from warm import Warm
 
-from softstair.train import Recipe, checkpoint, train
+from softstair.train import Recipe, checkpoint, fit
 from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.records import read_json
 from softstair.train.state import State
@@ -110,14 +110,14 @@ def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path, out: Path)
     for (epoch, step), number in [((0, 1), signal.SIGTERM), ((1, 3), signal.SIGINT)]:
         watchers = [At(epoch, step, strike(number))]
         with pytest.raises(Interrupted) as caught:
-            train(RECIPES[name], out, resume=True, watchers=watchers)
+            fit(RECIPES[name], out, resume=True, watchers=watchers)
         assert caught.value.number == number
         state = checkpoint.load(out / "checkpoint")
         assert state is not None
         assert (state["epoch"], state["step"]) == (epoch, step)
     with pytest.raises(Crash):
-        train(RECIPES[name], out, resume=True, watchers=[At(2, 4, crash)])
-    train(RECIPES[name], out, resume=True)
+        fit(RECIPES[name], out, resume=True, watchers=[At(2, 4, crash)])
+    fit(RECIPES[name], out, resume=True)
     assert result(out) == wanted
 
 
@@ -126,9 +126,9 @@ def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path, out: Path)
 def test_crashed_at_the_ends_of_epochs(where: tuple[int, int], complete: Any, out: Path) -> None:
     """After the last step, when the evaluation is still to come; and after the whole epoch."""
     with pytest.raises(Crash):
-        train(RANDOM, out, watchers=[At(*where, crash)])
+        fit(RANDOM, out, watchers=[At(*where, crash)])
     assert read_json(out, "summary.json") is None
-    train(RANDOM, out, resume=True)
+    fit(RANDOM, out, resume=True)
     assert result(out) == complete
 
 
@@ -139,7 +139,7 @@ def test_stopped_at_every_single_step(tmp_path: Path, out: Path) -> None:
         try:
             anything = At(-1, -1, crash)
             anything.step = strike(signal.SIGTERM)  # type: ignore[method-assign]
-            train(short, out, resume=True, watchers=[anything])
+            fit(short, out, resume=True, watchers=[anything])
         except Interrupted:
             stops += 1
     assert stops == 2 * (2 + 1)  # and after each epoch
@@ -150,8 +150,8 @@ def test_a_second_signal_strikes_at_once_and_costs_a_second_at_most(
     complete: Any, out: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(RANDOM, out, watchers=[At(1, 2, strike(signal.SIGINT, signal.SIGINT))])
-    train(RANDOM, out, resume=True)
+        fit(RANDOM, out, watchers=[At(1, 2, strike(signal.SIGINT, signal.SIGINT))])
+    fit(RANDOM, out, resume=True)
     assert result(out) == complete
 
 
@@ -169,14 +169,14 @@ def test_in_a_thread_there_are_no_signals_and_training_goes_on(tmp_path: Path) -
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        summary = pool.submit(train, recipe(epochs=1), tmp_path / "x").result()
+        summary = pool.submit(fit, recipe(epochs=1), tmp_path / "x").result()
     assert summary["epochs"] == 1
 
 
 def test_a_resumed_run_leaves_the_callers_threads_alone(tmp_path: Path) -> None:
     stopped(recipe(epochs=1), tmp_path / "x", 0, 4)
     torch.set_num_threads(2)
-    train(recipe(epochs=1), tmp_path / "x", resume=True)
+    fit(recipe(epochs=1), tmp_path / "x", resume=True)
     assert torch.get_num_threads() == 2
 
 
@@ -187,7 +187,7 @@ def test_metrics_that_were_written_after_the_checkpoint_are_written_again(
     for leaving in (b'{"epoch": 0, "half', complete[0] * 2 + b"\xff\x00"):
         copy = shutil.copytree(out, tmp_path / f"copy-{len(leaving)}")
         (copy / "metrics.jsonl").write_bytes(leaving)
-        train(RANDOM, copy, resume=True)
+        fit(RANDOM, copy, resume=True)
         assert result(copy) == complete
 
 

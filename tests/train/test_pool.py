@@ -28,7 +28,7 @@ from softstair import cli
 from softstair.cli._args import parse
 from softstair.cli._output import Progress
 from softstair.cli.train import Command
-from softstair.train import RunError, train
+from softstair.train import RunError, fit
 from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.pool import Pool, Task, process_threads, worker_count
 from softstair.train.progress import Event
@@ -116,7 +116,7 @@ def test_one_fold_fails_one_is_killed_and_the_third_is_as_alone(
         begun = recipe_of(x / f"fold-{fold}")
         assert begun is not None
         expected = uninterrupted(tmp_path / f"alone-{fold}", begun)
-        train(begun, x / f"fold-{fold}", resume=True)
+        fit(begun, x / f"fold-{fold}", resume=True)
         assert result(x / f"fold-{fold}") == expected
         configs = [
             read_json(path, "config.json")
@@ -184,7 +184,7 @@ def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
         assert read_json(out, "summary.json") is None  # stopped before its end
         assert any((out / "checkpoint").iterdir())
     assert "Traceback" not in Path("errors").read_text()
-    train(begun, out, resume=True)
+    fit(begun, out, resume=True)
     assert result(out) == uninterrupted(tmp_path / "complete", begun)
 
 

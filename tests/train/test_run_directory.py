@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from warm import Warm
 
 from helpers import commands
 from softstair.data import Dataset, load
-from softstair.train import Run, RunError, checkpoint, train, trained_network
+from softstair.train import Run, RunError, checkpoint, fit, trained_network
 from softstair.train.checkpoint import CheckpointError
-from softstair.train.loop import source_commit
+from softstair.train.run import source_commit
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -65,7 +66,7 @@ def out(half: Path, tmp_path: Path) -> Path:
 
 
 def ends_well(out: Path, complete: Result) -> None:
-    train(RECIPE, out, resume=True)
+    fit(RECIPE, out, resume=True)
     assert result(out) == complete
 
 
@@ -75,7 +76,7 @@ def ends_well(out: Path, complete: Result) -> None:
 def test_a_run_is_not_begun_twice(out: Path, run: commands.Run) -> None:
     before = files(out)
     with pytest.raises(RunError, match="holds a run already"):
-        train(RECIPE, out)
+        fit(RECIPE, out)
     assert "--resume" in run.rejected("train", *FLAGS, "--out", out)
     assert files(out) == before
 
@@ -83,10 +84,10 @@ def test_a_run_is_not_begun_twice(out: Path, run: commands.Run) -> None:
 def test_a_complete_run_returns_its_summary_and_trains_no_more(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    summary = train(RECIPE, out, resume=True)
+    summary = fit(RECIPE, out, resume=True)
     before = files(out)
-    monkeypatch.setattr("softstair.train.loop.run_epochs", None)
-    assert train(RECIPE, out, resume=True) == summary
+    monkeypatch.setattr(import_module("softstair.train.fit"), "_train", None)
+    assert fit(RECIPE, out, resume=True) == summary
     assert files(out) == before
 
 
@@ -205,7 +206,7 @@ def test_a_killed_process_holds_no_lock(warm: Warm, tmp_path: Path) -> None:
 def test_another_recipe_is_refused(name: str, value: Any, out: Path, run: commands.Run) -> None:
     before = files(out)
     with pytest.raises(RunError, match=f"was begun with {name} = "):
-        train(RECIPE.replace(**{name: value}), out, resume=True)
+        fit(RECIPE.replace(**{name: value}), out, resume=True)
     values = value if isinstance(value, tuple) else [str(value)]
     text = run.rejected("train", f"--{name}", *values, "--resume", "--out", out)
     assert f"use the same --{name} and the same preset" in text
@@ -227,7 +228,7 @@ def test_changed_data_are_refused(out: Path) -> None:
     before = files(out)
     for dataset in changed(load("digits").sample(200)):
         with pytest.raises(RunError, match="data"):
-            train(RECIPE, out, resume=True, dataset=dataset)
+            fit(RECIPE, out, resume=True, dataset=dataset)
         assert files(out) == before
 
 
@@ -235,7 +236,7 @@ def test_another_model_is_refused(out: Path) -> None:
     before = files(out)
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     with pytest.raises(CheckpointError, match="does not fit this network"):
-        train(RECIPE, out, resume=True, model=other)
+        fit(RECIPE, out, resume=True, model=other)
     assert files(out) == before
     with pytest.raises(ValueError, match="model"):
         trained_network(out, load("digits"), other)
@@ -282,7 +283,7 @@ def test_a_forged_checkpoint_is_refused(name: str, out: Path) -> None:
     forge(out, FORGERIES[name])
     before = files(out)
     with pytest.raises(CheckpointError) as caught:
-        train(RECIPE, out, resume=True)
+        fit(RECIPE, out, resume=True)
     assert is_sentence(str(caught.value))
     assert files(out) == before
 
@@ -295,7 +296,7 @@ def test_a_checkpoint_with_another_stair_is_refused(out: Path) -> None:
 
     forge(out, other)
     with pytest.raises(CheckpointError, match="does not fit this network"):
-        train(RECIPE, out, resume=True)
+        fit(RECIPE, out, resume=True)
     with pytest.raises(RunError, match="shapes, types or stairs"):
         trained_network(out, load("digits"))
 
@@ -355,7 +356,7 @@ def test_a_loss_that_is_not_finite_is_never_saved(
     float_recipe, out = recipe(weights="float", features="float"), tmp_path / "x"
     watchers = [At(calls // 5, calls % 5 + 1, strike(signal.SIGTERM))] if stop else []
     with pytest.raises(RunError, match=f"in epoch {calls // 5 + 1}"):
-        train(float_recipe, out, model=Poisoned(kind, calls), watchers=watchers)
+        fit(float_recipe, out, model=Poisoned(kind, calls), watchers=watchers)
     state = checkpoint.load(out / "checkpoint")
     assert (0 if state is None else state["epoch"] * 5 + state["step"]) == calls
     if state is not None:
@@ -365,7 +366,7 @@ def test_a_loss_that_is_not_finite_is_never_saved(
     assert metrics_of(out).count(b"\n") == calls // 5
     assert not (out / "summary.json").exists()
     with pytest.raises(RunError, match="in epoch"):
-        train(float_recipe, out, model=Poisoned(kind, calls), resume=True)
+        fit(float_recipe, out, model=Poisoned(kind, calls), resume=True)
 
 
 def test_commit_is_one_short_line_and_git_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from softstair.train import (
     Interrupted,
     Recipe,
     RunError,
+    fit,
     teacher,
-    train,
     trained_network,
 )
 from softstair.train.network import stair_network
@@ -47,7 +47,7 @@ TAUGHT = recipe(epochs=2, period=None, init_from="auto", teacher="auto", first_l
 def float_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a float run on digits."""
     out = tmp_path_factory.mktemp("float") / "run"
-    train(FLOAT, out)
+    fit(FLOAT, out)
     return out
 
 
@@ -174,7 +174,7 @@ def test_a_float_start_of_another_model_is_refused(float_run: Path, tmp_path: Pa
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     changed = recipe(init_from=str(float_run), weights="float", features="float")
     with pytest.raises(RunError, match="than those of the model") as caught:
-        train(changed, tmp_path / "run", model=model)
+        fit(changed, tmp_path / "run", model=model)
     assert caught.value.field == "init_from"
 
 
@@ -190,7 +190,7 @@ def test_another_model_is_refused_before_a_teacher_trains(
     monkeypatch.syspath_prepend(tmp_path)
     changed = recipe(model="slim:build", init_from=str(float_run), teacher="auto")
     with pytest.raises(RunError, match="same model") as caught:
-        train(changed, tmp_path / "run")
+        fit(changed, tmp_path / "run")
     assert caught.value.field == "init_from"
     assert not (tmp_path / "run").exists()
 
@@ -200,17 +200,17 @@ def test_a_start_with_another_input_is_an_error(float_run: Path, tmp_path: Path)
     for name, centred in {"other": (8.5, 10.0), "same": (8.0, 8.0)}.items():
         shown = replace(load("digits"), centred=centred)
         start = tmp_path / f"{name}-start"
-        train(FLOAT.replace(centre_input=False), start, dataset=shown)
+        fit(FLOAT.replace(centre_input=False), start, dataset=shown)
         started = recipe(epochs=1, init_from=str(start), centre_input=True)
         if name == "same":
-            train(started, tmp_path / name, dataset=shown)
+            fit(started, tmp_path / name, dataset=shown)
             continue
         with pytest.raises(RunError, match="centre_input = False, this run has True") as caught:
-            train(started, tmp_path / name, dataset=shown)
+            fit(started, tmp_path / name, dataset=shown)
         assert caught.value.field == "init_from"
         assert not (tmp_path / name).exists()
     rounded = recipe(epochs=1, init_from=str(float_run), integer_input=True)
-    train(rounded, tmp_path / "rounded")  # also (x - 8)/8
+    fit(rounded, tmp_path / "rounded")  # also (x - 8)/8
 
 
 @pytest.mark.quick
@@ -230,10 +230,10 @@ def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: P
     stopped(both, out, 1, 2)
     config = json.loads((out / "config.json").read_text())
     assert config["teacher"] == config["start"]
-    assert train(both, out, resume=True)["config"]["start"] == config["start"]
-    train(both, tmp_path / "same")
+    assert fit(both, out, resume=True)["config"]["start"] == config["start"]
+    fit(both, tmp_path / "same")
     assert metrics_of(out) == metrics_of(tmp_path / "same")
-    train(both.replace(init_from=None, teacher=None), tmp_path / "plain")
+    fit(both.replace(init_from=None, teacher=None), tmp_path / "plain")
     assert metrics_of(out) != metrics_of(tmp_path / "plain")
 
 
@@ -250,22 +250,22 @@ def test_a_float_run_that_is_start_and_teacher_is_read_once(
 
     for name in ("load_float_run", "trained_network", "make_network", "start_from"):
         counted(name)
-    train(recipe(epochs=1, init_from=str(float_run), teacher=str(float_run)), tmp_path / "run")
+    fit(recipe(epochs=1, init_from=str(float_run), teacher=str(float_run)), tmp_path / "run")
     assert calls == ["load_float_run", "trained_network", "start_from"]
 
 
 def test_another_teacher_is_refused(float_run: Path, tmp_path: Path) -> None:
     path = tmp_path / "teacher"
     taught = recipe(epochs=2, period=None, teacher=str(path))
-    train(FLOAT, path)
+    fit(FLOAT, path)
     stopped(taught, tmp_path / "run", 1, 0)
     path.rename(tmp_path / "before")
     with pytest.raises(RunError, match="finished float run") as caught:
-        train(taught, tmp_path / "run", resume=True)
+        fit(taught, tmp_path / "run", resume=True)
     assert caught.value.field == "teacher"
-    train(FLOAT.replace(seed=1), path)
+    fit(FLOAT.replace(seed=1), path)
     with pytest.raises(RunError, match="another network in `teacher`"):
-        train(taught, tmp_path / "run", resume=True)
+        fit(taught, tmp_path / "run", resume=True)
 
 
 @pytest.mark.quick
@@ -275,7 +275,7 @@ def test_float_runs_that_know_the_validation_examples_are_refused(
 ) -> None:
     for other in ({"fold": 1}, {"folds": 4}, {"limit": 150}):
         with pytest.raises(RunError, match=f"has {next(iter(other))} = ") as caught:
-            train(recipe(**{field: str(float_run)}, **other), tmp_path / "run")
+            fit(recipe(**{field: str(float_run)}, **other), tmp_path / "run")
         assert caught.value.field == field
         assert not (tmp_path / "run").exists()
 
@@ -292,7 +292,7 @@ def test_a_damaged_float_run_is_named_by_its_own_field(
     else:
         (path / damaged).write_text("{")
     with pytest.raises(RunError, match=r"teacher must be .*: give another run") as caught:
-        train(recipe(teacher=str(path)), tmp_path / "run")
+        fit(recipe(teacher=str(path)), tmp_path / "run")
     assert caught.value.field == "teacher"
     assert "`out`" not in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -300,13 +300,13 @@ def test_a_damaged_float_run_is_named_by_its_own_field(
 
 def test_only_finished_float_runs_are_taken(tmp_path: Path) -> None:
     stopped(FLOAT, tmp_path / "begun", 0, 2)
-    train(recipe(epochs=1), tmp_path / "ternary")
+    fit(recipe(epochs=1), tmp_path / "ternary")
     for name, problem in (
         ("begun", "is not finished"), ("ternary", "quantised"), ("none", "holds no run"),
     ):  # fmt: skip
         for field in ("init_from", "teacher"):
             with pytest.raises(RunError, match=problem) as caught:
-                train(recipe(**{field: str(tmp_path / name)}), tmp_path / "run")
+                fit(recipe(**{field: str(tmp_path / name)}), tmp_path / "run")
             assert caught.value.field == field
     assert not (tmp_path / "run").exists()
 
@@ -319,7 +319,7 @@ def test_an_error_before_the_first_run_leaves_no_files(
     field: str, values: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(SoftstairError) as caught:
-        train(recipe(init_from="auto", **values), tmp_path / "run")
+        fit(recipe(init_from="auto", **values), tmp_path / "run")
     assert caught.value.field == field
     assert not (tmp_path / "run").exists()
 
@@ -379,7 +379,7 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("complete") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(teacher, "teacher_for", lambda shape: "digits")
-        train(TAUGHT, out)
+        fit(TAUGHT, out)
         yield out
 
 
@@ -388,9 +388,9 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_killed_and_resumed_in_each_part(part: str, complete: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
-        train(TAUGHT, out, watchers=[InPart(part, 0, 1, strike(signal.SIGTERM))])
+        fit(TAUGHT, out, watchers=[InPart(part, 0, 1, strike(signal.SIGTERM))])
     assert results.find(tmp_path) == ([] if part else [out])
-    summary = train(TAUGHT, out, resume=True)
+    summary = fit(TAUGHT, out, resume=True)
     for run in ("", "start", "teacher"):
         assert metrics_of(out / run) == metrics_of(complete / run), run
     config = json.loads((out / "config.json").read_text())
@@ -399,7 +399,7 @@ def test_killed_and_resumed_in_each_part(part: str, complete: Path, tmp_path: Pa
     # A finished run needs neither.
     for name in ("start", "teacher"):
         (out / name).rename(tmp_path / name)
-    assert train(TAUGHT, out, resume=True) == summary
+    assert fit(TAUGHT, out, resume=True) == summary
     assert not trained_network(out, load("digits")).training
 
 

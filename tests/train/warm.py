@@ -66,7 +66,7 @@ def serve() -> None:
     import torch._dynamo  # which an optimiser imports, in three seconds
 
     import softstair.cli.train
-    import softstair.train.loop  # noqa: F401
+    import softstair.train.fit  # noqa: F401
 
     print("ready", flush=True)
     children: list[int] = []

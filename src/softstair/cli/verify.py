@@ -17,8 +17,8 @@ from softstair.deploy import RUNTIMES, Comparison, FrozenNetwork, comparison, gg
 from softstair.deploy.comparison import CLASS
 from softstair.deploy.loaders import Running
 from softstair.deploy.measuring import LayerReport, levels_of
-from softstair.train.execution import choose_device
 from softstair.train.network import Deployed, deployed, examples_of, language_network
+from softstair.train.settings import choose_device
 
 SAMPLE = 100  # examples that are compared before the others
 CHUNK = 100

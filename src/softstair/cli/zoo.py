@@ -13,8 +13,8 @@ from softstair.cli._output import in_percent, print_line, print_table
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.dataset import held_out
-from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
+from softstair.train.settings import choose_device
 
 
 @dataclass(frozen=True)

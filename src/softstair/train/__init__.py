@@ -1,7 +1,7 @@
 """Training: recipes, presets, one loop, and runs that survive."""
 
+from softstair.train.fit import fit
 from softstair.train.groups import DataOptions, NetworkOptions, NoiseOptions, RunOptions
-from softstair.train.loop import train
 from softstair.train.network import trained_network
 from softstair.train.optimiser import OptimiserOptions
 from softstair.train.parallel import Interrupted
@@ -20,7 +20,7 @@ __all__ = [
     "Run",
     "RunError",
     "RunOptions",
+    "fit",
     "preset",
-    "train",
     "trained_network",
 ]

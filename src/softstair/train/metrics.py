@@ -14,9 +14,12 @@ from softstair.convert.graph import training_mode
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, hooked, stair_modules
-from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds, absolute_bounds
+from softstair.train.settings import matmul_precision
+from softstair.train.state import State
 
+EXAMINED = 64
+"""Examples that show how the levels of the stairs are occupied."""
 CHUNK, CHUNK_ON_GPU = 500, 1000
 """Examples per evaluation step; on a GPU more, since launching kernels takes time too."""
 ENOUGH_EXAMPLES = 4096
@@ -24,6 +27,37 @@ ENOUGH_EXAMPLES = 4096
 NEARLY_ALL = 0.995
 NARROW = 0.05
 """Standard deviation in quanta; narrower noise is about to end, and its gradient with it."""
+
+
+def measure(
+    state: State, training: Examples, valid: Examples, between: Callable[[], None]
+) -> dict[str, Any]:
+    """Return the metrics of the epoch that has just ended; ``between`` is called during it."""
+    recipe = state.recipe
+    if recipe.run.statistics == "fresh":
+        settings = (recipe.run.batch, recipe.run.seed, recipe.data.augmentation)
+        refresh_statistics(state.network, training, *settings, between)
+    valid_loss = valid_accuracy = None
+    if len(valid):
+        forward = state.execution.eval_forward
+        valid_loss, valid_accuracy = evaluate(state.network, valid, between, forward)
+    metrics: dict[str, Any] = {
+        "epoch": state.epoch,
+        "learning_rate": state.learning_rate,
+        "train_loss": state.mean_loss(),
+        "train_accuracy": state.accuracy(),
+        "valid_loss": valid_loss,
+        "valid_accuracy": valid_accuracy,
+    }
+    if state.annealer is not None:
+        x, _ = next((valid if len(valid) else training).chunks(EXAMINED))
+        stairs = stair_health(state.network, x, state.latent_bounds)
+        messages = [stair.warning(fading=not recipe.noise.static_std) for stair in stairs]
+        metrics["noise"] = [list(noise or ()) for noise in state.annealer.noise]
+        metrics["annealed"] = list(state.annealer.annealed)
+        metrics["stairs"] = [stair.to_json() for stair in stairs]
+        metrics["warnings"] = [message for message in messages if message]
+    return metrics
 
 
 @torch.no_grad()

@@ -144,9 +144,9 @@ def trained_network(
 
     >>> import tempfile
     >>> from softstair.data import load
-    >>> from softstair.train import train
+    >>> from softstair.train import fit
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     _ = train(Recipe.from_flat(limit=200, epochs=1, batch=32), out)
+    ...     _ = fit(Recipe.from_flat(limit=200, epochs=1, batch=32), out)
     ...     network = trained_network(out, load("digits"))
     >>> network(torch.zeros(1, 1, 8, 8)).shape
     torch.Size([1, 10])

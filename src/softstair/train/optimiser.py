@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -177,30 +177,6 @@ def make_optimiser(
         return kind(groups, fused=cuda, capturable=cuda)
     nesterov = options.name == "nesterov"
     return torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, fused=cuda)
-
-
-class Rates:
-    """The learning rates of an optimiser's groups; with a ``device`` they are tensors on it.
-
-    A captured graph reads the tensors, so that it is not captured again when a rate changes.
-    """
-
-    def __init__(self, optimiser: torch.optim.Optimizer, device: torch.device | None) -> None:
-        self._optimiser = optimiser
-        self._initial = [float(group["lr"]) for group in optimiser.param_groups]
-        self._tensors: tuple[Tensor, Tensor] | None = None
-        if device is not None:
-            initial = torch.tensor(self._initial, dtype=torch.float32, device=device)
-            self._tensors = initial, initial.clone()
-
-    def set(self, factor: float) -> None:
-        """Set each rate to a multiple of its initial value."""
-        rates: Iterable[float | Tensor] = [rate * factor for rate in self._initial]
-        if self._tensors is not None:
-            initial, current = self._tensors
-            rates = torch.mul(initial, factor, out=current).unbind()
-        for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate
 
 
 Bounds = tuple[float, float] | tuple[Tensor, Tensor]

@@ -105,6 +105,13 @@ def from_rank_zero(make: Callable[[], T]) -> T:
     return values[0]
 
 
+def rank_zero_first(make: Callable[[], T]) -> T:
+    """Return what ``make`` returns in each process; the others call it when rank 0 has."""
+    first = make() if rank() == 0 else None
+    from_rank_zero(lambda: None)
+    return make() if first is None else first
+
+
 def gathered(value: T) -> list[T]:
     """Return the values of all processes, by rank."""
     values: list[Any] = [value] * size()

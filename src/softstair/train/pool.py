@@ -201,7 +201,7 @@ class ProcessPool(Pool):
     """Trains tasks in processes of this machine. Use it as a context manager.
 
     ``count`` returns how many tasks to train now, given the threads of a run, or None while they
-    are unknown. ``settings`` are other arguments of :func:`softstair.train.train`. Up to ``most``
+    are unknown. ``settings`` are other arguments of :func:`softstair.train.fit`. Up to ``most``
     tasks train at a time, and on a GPU they share the CPU cores.
     ``again`` says how to continue a run whose process ended.
     """

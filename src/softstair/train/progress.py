@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from softstair.train.loop import train
+from softstair.train.fit import fit
 from softstair.train.network import advice
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
@@ -92,7 +92,7 @@ def train_with_events(
 ) -> None:
     """Train a run, and send its events; ``settings`` are other arguments of ``train``."""
     sender = EventSender(send)
-    train(recipe, out, watchers=[sender], loading=sender.loading, **settings)
+    fit(recipe, out, watchers=[sender], loading=sender.loading, **settings)
 
 
 def error_message(error: Exception) -> str:

@@ -15,20 +15,42 @@
 
 import contextlib
 import errno
+import functools
 import json
 import math
+import os
+import platform
 import re
+import subprocess
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import softstair
+from softstair import _check
 from softstair._errors import import_extra
 from softstair._files import write
+from softstair.data import Dataset
 from softstair.train import checkpoint
-from softstair.train.parallel import Interrupted, StopRequest, agree, from_rank_zero, rank
-from softstair.train.records import AGAIN, FLOAT_RUNS, RunError, read_json
+from softstair.train.parallel import Interrupted, StopRequest, agree, from_rank_zero, rank, size
+from softstair.train.recipe import Recipe
+from softstair.train.records import (
+    AGAIN,
+    FLOAT_RUNS,
+    Role,
+    RunError,
+    check_same_recipe,
+    read_json,
+    recipe_of,
+    summary_of,
+)
 from softstair.train.state import State
+from softstair.train.teacher import FloatRun
 
 MIN_PAUSE = 1.0
 """Seconds between two checkpoints."""
@@ -68,6 +90,24 @@ class Run:
     def has_checkpoint(self) -> bool:
         return from_rank_zero(lambda: checkpoint.exists(self.path / "checkpoint"))
 
+    def open(self, recipe: Recipe, resume: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return config.json and the summary of the run that is there, of this recipe."""
+        begun, processes = recipe_of(self.path), size()
+        summary = None if begun is None else summary_of(self.path)
+        if begun is not None:
+            if not resume:
+                problem = "holds a run already: continue it with `resume`, or give another `out`."
+                raise RunError(f"{str(self.path)!r} {problem}", field="out")
+            check_same_recipe(recipe, begun, self.path)
+        else:
+            self._refuse_other_files()
+        if summary is None and (recipe.run.batch % processes or recipe.run.batch < 2 * processes):
+            allowed = (
+                f"a multiple of the number of processes, {processes}, and two examples for each"
+            )
+            raise _check.invalid("batch", f"must be {allowed}, but {recipe.run.batch} was given")
+        return self.config or {}, summary
+
     def begin(self, config: dict[str, Any], network: str) -> None:
         """Write config.json and network.txt, or raise RunError if they are of another run."""
         if rank() != 0:
@@ -79,7 +119,7 @@ class Run:
         if not (self.path / "network.txt").exists():
             write(self.path / "network.txt", network + "\n")
 
-    def refuse_other_files(self) -> None:
+    def _refuse_other_files(self) -> None:
         """Raise RunError if the directory of a new run holds files that it may not have written."""
         # A process that was killed while it wrote config.json leaves a part of it.
         own = re.compile(r"lock|start|teacher|\.config.*\.part")
@@ -215,3 +255,55 @@ def _check_same_run(begun: dict[str, Any], config: dict[str, Any], path: Path) -
 
 def _line(metrics: dict[str, Any]) -> str:
     return json.dumps(metrics, allow_nan=False) + "\n"
+
+
+def describe(
+    recipe: Recipe,
+    dataset: Dataset,
+    state: State,
+    floats: Mapping[Role, FloatRun],
+    begun: dict[str, Any],
+) -> dict[str, Any]:
+    """Return config.json: everything that is needed to repeat a run, ``begun`` or new."""
+    facts: tuple[Any, ...] = (dataset.classes, dataset.mean, dataset.std)
+    if recipe.data.centre_input and dataset.centred is not None:
+        facts += dataset.centred
+    checksum = zlib.crc32(repr(facts).encode())
+    for part in (dataset.x, dataset.y, dataset.groups, dataset.test_x, dataset.test_y):
+        if part is not None:
+            checksum = zlib.crc32(part.cpu().contiguous().numpy().data, checksum)
+    data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{checksum:08x}"}
+    if dataset.version is not None:
+        data["version"] = dataset.version
+    device = state.device
+    is_gpu = device.type == "cuda"
+    return {
+        **begun,  # a run that has a checkpoint does not read its start again
+        "recipe": recipe.to_flat(),
+        "data": data,
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if is_gpu else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "softstair": softstair.__version__,
+            **({} if (commit := source_commit()) is None else {"commit": commit}),
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        "processes": size(),
+        "step": state.execution.to_json(),
+        **{str(role): float_run.digest for role, float_run in floats.items()},
+    }
+
+
+@functools.cache
+def source_commit() -> str | None:
+    """Return the commit of softstair: SOFTSTAIR_COMMIT, or that of the repository it runs from."""
+    folder = Path(softstair.__file__).parents[2]
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = os.environ.get("SOFTSTAIR_COMMIT", "")
+    if not commit and (folder / ".git").exists():
+        with suppress(OSError):  # git is not installed
+            commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    # Tables have no long texts and no control characters.
+    return "".join(filter(str.isprintable, commit))[:100] or None

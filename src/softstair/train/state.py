@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -14,9 +14,11 @@ from softstair.anneal import Annealer
 from softstair.nn import layer_count, stair_modules
 from softstair.schedule import NoisePath
 from softstair.train import parallel
-from softstair.train.execution import HALF, choose_execution
-from softstair.train.optimiser import Bounds, Rates, clip_latent, latent_bounds, make_optimiser
+from softstair.train.execution import choose_execution
+from softstair.train.optimiser import Bounds
 from softstair.train.recipe import Recipe
+from softstair.train.settings import HALF
+from softstair.train.updates import Updates
 
 
 def check_batch(recipe: Recipe, example_count: int) -> None:
@@ -69,14 +71,14 @@ class State:
         finite = _largest([value for _, value in values]).isfinite().tolist()
         self._finite = [name for (name, _), was in zip(values, finite, strict=True) if was]
         self.annealer = self._make_annealer(recipe)
-        self._follow_quanta()
+        self.updates = Updates(self.network, recipe, self.annealer, device)
         own = own or not {"model", "noise", "loss"}.isdisjoint(recipe.own_code)
         self.execution = choose_execution(
             recipe, self.network, self.annealer, device, self.steps, own, parallel.size()
         )
         self.forward = parallel.distributed(self.network, self.execution.forward)
-        self._latent_steps = self._make_latent_steps()
-        self._zeros: dict[Tensor, Tensor] = {}
+        if self.execution.fused:
+            self.updates.use_fused(self.execution.forward, alone=parallel.size() == 1)
         self.generator = torch.Generator().manual_seed(recipe.run.seed)
         self.epoch, self.step = 0, 0
         self.order: Tensor | None = None
@@ -105,30 +107,13 @@ class State:
             annealer.gather()
         return annealer
 
-    def _follow_quanta(self) -> None:
-        """Set what depends on the quanta of weights: rates, and the bounds if they are clipped."""
-        recipe, device = self.recipe, self.device
-        self.optimiser = make_optimiser(
-            self.network, recipe.optimiser, device, recipe.network.bits is not None
-        )
-        self.rates = Rates(self.optimiser, device if device.type == "cuda" else None)
-        self.latent_bounds: dict[str, Bounds] = {}
-        if self.annealer is not None and recipe.optimiser.clip_latent:
-            schedule = recipe.schedule(self.annealer.layers)
-            self.latent_bounds = latent_bounds(self.network, schedule)
-            noises = (stair.noise for _, stair in stair_modules(self.network))
-            if endless := next((noise for noise in noises if not noise.proper), None):
-                reason = "passes gradients at any distance from the thresholds"
-                problem = f"must be False with the {endless.name} estimator, which {reason}"
-                raise _check.invalid("clip_latent", f"{problem}; or choose another noise")
-
     def load_network(self, saved: Mapping[str, Any]) -> None:
         """Load a network, whose weights may have other quanta: fitted to other first weights."""
         stairs = [stair for _, stair in stair_modules(self.network)]
         before = [stair.quantum.clone() for stair in stairs]
         self.network.load_state_dict(saved)
         if any(not torch.equal(a, b.quantum) for a, b in zip(before, stairs, strict=True)):
-            self._follow_quanta()
+            self.updates.follow_quanta()
 
     def begin_epoch(self) -> None:
         """Draw the order of the examples, unless a checkpoint had one."""
@@ -144,6 +129,14 @@ class State:
         self.history.append(metrics)
         self.epoch, self.step, self.order = self.epoch + 1, 0, None
 
+    @property
+    def batch(self) -> Tensor:
+        """The numbers of the next batch's examples; of several processes, of this one's part."""
+        assert self.order is not None
+        size = self.recipe.run.batch
+        indices = self.order[self.step * size : (self.step + 1) * size]
+        return indices.chunk(parallel.size())[parallel.rank()]
+
     def end_step(self) -> None:
         """Count a step."""
         self.step += 1
@@ -154,6 +147,14 @@ class State:
         now = time.perf_counter()
         self.seconds += now - self._since
         self._since = now
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer:
+        return self.updates.optimiser
+
+    @property
+    def latent_bounds(self) -> dict[str, Bounds]:
+        return self.updates.bounds
 
     @property
     def t(self) -> float:
@@ -173,41 +174,7 @@ class State:
         """Set the noise and the learning rates of the next step."""
         if self.annealer is not None:
             self.annealer.step()
-        self.rates.set(self.rate_factor)
-
-    def update(self) -> None:
-        """Change the parameters by their gradients, as the optimiser and the recipe say."""
-        if self.recipe.optimiser.clip_gradient is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.optimiser.clip_gradient)
-        bounds, updated = self.latent_bounds, set[Tensor]()
-        if self._latent_steps is not None:
-            updated = self._latent_steps.finish()
-            bounds = {n: each for n, each in bounds.items() if self._weight(n) not in updated}
-        self.fill_gradients(updated)
-        self.optimiser.step()
-        clip_latent(self.network, bounds)
-        if self._latent_steps is not None:
-            self._latent_steps.join()
-
-    def clear_gradients(self) -> None:
-        """Forget the gradients of the last step."""
-        self.optimiser.zero_grad()
-        if self._latent_steps is not None:
-            bounds: Any = {self._weight(name): each for name, each in self.latent_bounds.items()}
-            self._latent_steps.begin(self.optimiser, bounds)
-
-    def _weight(self, name: str) -> Tensor:
-        return self.network.get_parameter(f"{name}.weight")
-
-    def _make_latent_steps(self) -> Any:
-        """Return the LatentSteps of the fused layers whose weights nothing else reads, or None."""
-        alone = parallel.size() == 1 and self.recipe.optimiser.clip_gradient is None
-        if not (self.execution.fused and alone):
-            return None
-        from softstair._accelerate.update import supports_update  # which needs Triton
-
-        forward: Any = self.execution.forward
-        return forward.attach_latent_steps() if supports_update(self.optimiser) else None
+        self.updates.rates.set(self.rate_factor)
 
     def autocast(self) -> AbstractContextManager[Any]:
         # A CUDA graph would keep the cache; and each weight is cast once per step anyway.
@@ -224,17 +191,6 @@ class State:
         if self.annealer is None or not self.annealer.truncate:
             return ()
         return self.annealer.annealed
-
-    def fill_gradients(self, updated: Set[Tensor] = frozenset()) -> None:
-        """Set gradients of zero behind truncated layers, so that momentum continues there; not of
-        weights that were updated."""
-        if self.annealer is None or not self.execution.fused:
-            return
-        for parameter in self.annealer.tied:
-            if parameter.grad is None and parameter not in updated:
-                if parameter not in self._zeros:
-                    self._zeros[parameter] = torch.zeros_like(parameter)
-                parameter.grad = self._zeros[parameter]
 
     def mean_loss(self) -> float:
         return float(self.loss) / max(self.step, 1)

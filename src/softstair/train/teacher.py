@@ -31,13 +31,13 @@ from softstair.data import Dataset
 from softstair.models import teacher_for
 from softstair.nn import StairLayer, layer_count
 from softstair.stair import Stair
-from softstair.train.execution import HALF
 from softstair.train.groups import NetworkOptions
 from softstair.train.network import make_network, trained_network
 from softstair.train.optimiser import OptimiserOptions, clip_latent, latent_bounds
 from softstair.train.parallel import from_rank_zero
 from softstair.train.recipe import Recipe
 from softstair.train.records import FLOAT_RUNS, Role, RunError, recipe_of, summary_of
+from softstair.train.settings import HALF
 
 AUTO = "auto"
 ON_THRESHOLD = 0.7

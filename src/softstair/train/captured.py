@@ -1,103 +1,20 @@
-"""One training step: noise, learning rate, batch, forward, backward, optimiser.
-
-:class:`Step` runs it operation by operation, on any device. :class:`CapturedStep` replays it as a
-CUDA graph. Both call :func:`train_on`; what a step reads and changes is in
-:class:`~softstair.train.state.State`.
-"""
+"""A training step as a CUDA graph: a hundred kernels with one launch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from softstair import _check, _plugins
 from softstair._errors import SoftstairError, first_line
-from softstair.data.batches import Examples
-from softstair.train import parallel
-from softstair.train.execution import use_batch_kernel
 from softstair.train.state import State
 
 WARM_UP_STEPS = 2
 """Steps that run before a capture, to compile and choose kernels; their changes are undone."""
 
 
-class Step:
-    """A training step that runs operation by operation, on any device."""
-
-    def __init__(self, state: State, examples: Examples) -> None:
-        self.state, self.examples = state, use_batch_kernel(examples)
-
-    def __call__(self) -> None:
-        """Train on the next batch of the epoch."""
-        state, batch_size = self.state, self.state.recipe.run.batch
-        assert state.order is not None
-        state.begin_step()
-        indices = state.order[state.step * batch_size : (state.step + 1) * batch_size]
-        train_on(state, self.examples, indices.chunk(parallel.size())[parallel.rank()])
-        state.end_step()
-
-
-def train_on(state: State, examples: Examples, indices: Tensor) -> None:
-    """Train on the examples at ``indices``; add to the sums ``state.loss`` and ``state.correct``.
-
-    No value is read back from the device: the host does not wait for it, and the operations can be
-    captured in a CUDA graph.
-    """
-    x, y, share = examples.batch(indices, state.recipe.data.augmentation)
-    with state.autocast():
-        scores = state.forward(x)
-        if state.own_loss is None:
-            loss, correct = cross_entropy(scores, y, share, state.recipe.optimiser.label_smoothing)
-        else:
-            loss, correct = state.own_loss(scores, y), (scores.argmax(1) == y).sum()
-        if state.teacher is not None:
-            loss = state.teacher(loss, scores, x)
-    state.clear_gradients()
-    loss.backward()  # DistributedDataParallel averages the gradients here
-    loss, correct = parallel.combined(loss, correct)
-    with torch.no_grad():
-        state.loss += loss
-        state.correct += correct
-    state.update()
-
-
-def own_loss(name: str, classes: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss that package.module:object names, after a trial with two examples."""
-    loss: Any = _plugins.call(name, "loss", object)
-    try:
-        value = loss(torch.zeros(2, classes), torch.arange(2))
-        problem = None if value.shape == () else f"returned the shape {tuple(value.shape)}"
-    except Exception as error:
-        problem = f"raised {type(error).__name__} ({first_line(error)})"
-    if problem is not None:
-        raise _check.invalid("loss", f"must return one number, but {name} {problem}")
-    return cast(Callable[[Tensor, Tensor], Tensor], loss)
-
-
-def cross_entropy(
-    scores: Tensor, y: Tensor, share: Tensor | None, smoothing: float
-) -> tuple[Tensor, Tensor]:
-    """Return the mean cross entropy of a batch, and how many labels have the highest score.
-
-    A label has the probability 1 − ``smoothing`` + ``smoothing``/classes, each other class the
-    rest in equal parts. ``share`` is that of the labels ``y.flip(0)`` in a mixture.
-    """
-    correct = (scores.argmax(1) == y).sum()
-    if share is None:
-        return F.cross_entropy(scores, y, label_smoothing=smoothing), correct
-    rest = smoothing / scores.shape[1]
-    targets = torch.full(scores.shape, rest, device=y.device)
-    targets.scatter_(1, y[:, None], 1 - smoothing + rest)
-    targets = targets.lerp(targets.flip(0), share)
-    logarithms = F.log_softmax(scores, 1, dtype=torch.float32)
-    return (targets * logarithms).sum() / -len(y), correct
-
-
-class CapturedStep(Step):
-    """A :class:`Step` that replays one CUDA graph; for a single process.
+class CapturedStep:
+    """Replays one CUDA graph of ``train_on(indices)``; for a single process.
 
     A step has about a hundred kernels. The host needs more time to launch them than the device to
     run them; a graph needs one launch. What changes in every step is in tensors on the device: the
@@ -106,8 +23,8 @@ class CapturedStep(Step):
     change which layers these are: the step is captured again for each layer that is annealed.
     """
 
-    def __init__(self, state: State, examples: Examples) -> None:
-        super().__init__(state, examples)
+    def __init__(self, state: State, train_on: Callable[[Tensor], None]) -> None:
+        self.state, self._train_on = state, train_on
         device = state.device
         # The graph reads these tensors at fixed addresses: only their values may change. Behind the
         # order are indices for the steps that run before a capture at the end of an epoch.
@@ -124,7 +41,6 @@ class CapturedStep(Step):
     def __call__(self) -> None:
         """Train on the next batch of the epoch."""
         state = self.state
-        state.begin_step()
         if self._copied_order is not state.order:  # a new epoch, or a resumed one
             assert state.order is not None
             self._order[: len(state.order)] = state.order
@@ -137,18 +53,17 @@ class CapturedStep(Step):
             self._truncated_layers = layers
         assert self._graph is not None
         self._graph.replay()
-        state.end_step()
 
     def _train_on_next_batch(self) -> None:
         """Run the operations that the graph records; the position in the epoch advances."""
         indices = self._order.index_select(0, self._places)
         self._places += self.state.recipe.run.batch
-        train_on(self.state, self.examples, indices)
+        self._train_on(indices)
 
     def _capture(self) -> None:
         # Free the old graph first, with its gradients: two graphs would double the peak memory.
         self._graph = None
-        self.state.clear_gradients()
+        self.state.updates.zero_grad()
         with preserve(self.state, self._places):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
@@ -156,7 +71,7 @@ class CapturedStep(Step):
                     self._train_on_next_batch()
             torch.cuda.current_stream().wait_stream(self._stream)
         # Without gradients, the captured backward pass allocates them in the graph's own memory.
-        self.state.clear_gradients()
+        self.state.updates.zero_grad()
         self._graph = _captured(self._train_on_next_batch, self._stream)
         self.captures += 1
 
