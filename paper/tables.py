@@ -167,7 +167,7 @@ def rows(trainings: Iterable[Training], typed: bool = False) -> Iterator[dict[st
         settings: dict[str, Any] = {"configuration": training.configuration}
         for name in names:
             is_plain = typed and KINDS.get(COLUMNS[name]) in (bool, int, float)
-            cells = vars(training.recipe) if is_plain else training.settings
+            cells = training.recipe.to_flat() if is_plain else training.settings
             settings[COLUMNS[name]] = cells[name]
         outcome = {name: getattr(training, name) for name in (*OUTCOME, *origin)}
         for epoch in training.curve:

@@ -271,7 +271,7 @@ def test_names_are_those_of_the_repository(page: Path) -> None:
 
 def test_stale_names_of_every_kind_are_noticed() -> None:
     good = "`train/options.py` `cli/<verb>.py` `tests/gpu/` `results/*.csv` `make test` `ss.Stair`"
-    stale = ["train/groups.py", "docs/none.md", "tests/none/", "make none", "softstair.zoo.none"]
+    stale = ["train/none.py", "docs/none.md", "tests/none/", "make none", "softstair.zoo.none"]
     assert stale_names(f"{good} {' '.join(f'`{name}`' for name in stale)}") == stale
 
 
@@ -827,7 +827,7 @@ def recipe_of(name: str, options: str) -> str:
 
     pairs = [pair.split("=") for pair in options.split()]
     values = {field: from_text(field, value) for field, value in pairs}
-    return str(vars(preset(name)) | values)
+    return str(preset(name).to_flat() | values)
 
 
 def test_trials_of_the_page_are_those_of_the_table() -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair._accelerate.inference import optimised_for_inference
 from softstair.data import Dataset
 from softstair.data.augment import Augmentation, draw as make_draws
 from softstair.data.batches import Examples
@@ -21,7 +22,7 @@ from softstair.train.execution import use_batch_kernel
 from softstair.train.fit import Step
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
-from softstair.train.teacher import FloatRun, Teacher, optimised_for_inference
+from softstair.train.teacher import FloatRun, Teacher
 
 sys.path += [str(Path(__file__).parents[1] / "accelerate"), str(Path(__file__).parents[1])]
 from standalone import main

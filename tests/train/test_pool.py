@@ -194,12 +194,12 @@ def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
 class Script(Pool):
     """A pool whose tasks end as a script says: events for each name, or a reason of loss."""
 
-    def __init__(self, script: dict[str, list[Event] | str], alike: bool = False) -> None:
+    def __init__(self, script: dict[str, list[Event] | str]) -> None:
         self.events: list[tuple[str, str]] = []
         self.stopped = 0
         self._script = script
         tasks = (Task(name, recipe(), Path("runs") / name) for name in script)
-        super().__init__(tasks, self._note, alike)
+        super().__init__(tasks, self._note)
 
     def _note(self, name: str, event: Event) -> None:
         self.events.append((name, event["kind"]))
@@ -214,7 +214,7 @@ class Script(Pool):
         task = min(self.running, key=lambda task: task.name)
         end = self._script[task.name]
         if isinstance(end, str):
-            self.fail(task, end, lost=True)
+            self.fail(task, end)
         else:
             for event in end:
                 self.handle(task, event)
@@ -230,7 +230,7 @@ NAN: list[Event] = [{"kind": "begin", "threads": 1}, {"kind": "failed", "why": "
 
 
 def test_failures_after_the_first_step_leave_the_others_alone() -> None:
-    pool = Script({"a": DONE, "b": NAN, "c": NAN, "d": "it was killed.", "e": DONE}, alike=True)
+    pool = Script({"a": DONE, "b": NAN, "c": NAN, "d": "it was killed.", "e": DONE})
     assert pool.run(StopRequest()) == 3
     assert [name for name, kind in pool.events if kind == "start"] == list("abcde")
     assert [name for name, kind in pool.events if kind == "done"] == ["a", "e"]
@@ -238,19 +238,10 @@ def test_failures_after_the_first_step_leave_the_others_alone() -> None:
 
 def test_an_error_before_the_first_step_is_raised() -> None:
     with pytest.raises(RunError, match="no data"):
-        Script({"a": REFUSED, "b": DONE}, alike=True).run(StopRequest())
-    with pytest.raises(RunError, match="a: it was killed"):
-        Script({"a": "it was killed.", "b": DONE}, alike=True).run(StopRequest())
-    # Tasks that differ: the second time.
-    assert Script({"a": REFUSED, "b": DONE}).run(StopRequest()) == 1
-    with pytest.raises(RunError, match="no data"):
-        Script({"a": REFUSED, "b": REFUSED}).run(StopRequest())
-
-
-def test_a_repeated_error_before_the_first_step_starts_no_more_tasks() -> None:
-    pool = Script({"a": DONE, "b": REFUSED, "c": REFUSED, "d": DONE, "e": DONE})
-    assert pool.run(StopRequest()) == 2
-    assert ("e", "start") not in pool.events
+        Script({"a": REFUSED, "b": DONE}).run(StopRequest())
+    with pytest.raises(RunError, match="it was killed"):
+        Script({"a": "it was killed.", "b": DONE}).run(StopRequest())
+    assert Script({"a": DONE, "b": REFUSED, "c": DONE}).run(StopRequest()) == 1
 
 
 def test_a_signal_stops_the_pool_once() -> None:

@@ -188,7 +188,6 @@ class Command:
                     count,
                     self._settings(),
                     most=count(None),
-                    alike=True,
                     again="use `resume`",
                 )
                 with StopRequest() as stop, pool:

@@ -1,11 +1,7 @@
-"""A pool trains several runs in parallel.
+"""A pool trains several runs in parallel; :class:`ProcessPool` in processes of this machine.
 
-:class:`Pool` decides which run is next, and what a failure means for the others; a subclass says
-where runs train: :class:`ProcessPool` in processes of this machine, a new one for each run.
-
-A GPU is idle while a run loads its data, captures its steps, evaluates or writes a checkpoint; on a
-CPU, small networks train fastest on one thread. The result of a run does not depend on the number
-of runs: each has the seed, the directory and, on a CPU, the threads that it would have alone.
+The result of a run does not depend on the number of runs: each has the seed, the directory and, on
+a CPU, the threads that it would have alone.
 """
 
 import contextlib
@@ -93,26 +89,21 @@ class Task:
 
 
 class Pool(ABC):
-    """Trains tasks in parallel.
+    """Trains tasks in parallel, and calls ``on_event`` with the key of a task and an event.
 
     The first task trains alone until its first step: what fails before that, such as absent data,
-    would fail for the others too, and features of recordings are computed once. A task that fails
-    later is reported, and the others continue. If the tasks are not ``alike``, only a failure that
-    occurs twice concerns the others. ``on_event`` is called with the key of a task and an event.
+    would fail for the others too, and ends the pool; and features of recordings are computed once.
+    A task that fails later is reported, and the others continue.
     """
 
-    def __init__(
-        self, tasks: Iterable[Task], on_event: Callable[[Any, Event], None], alike: bool = False
-    ) -> None:
+    def __init__(self, tasks: Iterable[Task], on_event: Callable[[Any, Event], None]) -> None:
         self.failed = 0
         self.running: set[Task] = set()
         self.threads: int | None = None
         self._stop_request, self._deadline = StopRequest(), math.inf
         self._waiting, self._open = iter(tasks), True
-        self._on_event, self._alike = on_event, alike
+        self._on_event = on_event
         self._started: set[Task] = set()
-        self._begun: set[Task] = set()
-        self._reasons: set[str] = set()
 
     @abstractmethod
     def capacity(self) -> int:
@@ -165,9 +156,7 @@ class Pool(ABC):
     def handle(self, task: Task, event: Event) -> None:
         """Report an event of a task; ``start`` is reported once, and before all others."""
         kind = event["kind"]
-        if event.get("threads") is not None:  # it has reached its first step
-            self._begun.add(task)
-            self.threads = self.threads or event["threads"]
+        self.threads = self.threads or event.get("threads")  # known from the first step on
         if kind in ("done", "stopped"):
             self.running.discard(task)
         if kind == "failed":
@@ -183,16 +172,11 @@ class Pool(ABC):
         if event["kind"] != "start":
             self._on_event(key, event)
 
-    def fail(self, task: Task, why: str, lost: bool = False) -> None:
-        """Report a task that failed, or, if it is ``lost``, whose process ended."""
+    def fail(self, task: Task, why: str) -> None:
+        """Report a task that failed; if none has begun to train, raise RunError."""
         self.running.discard(task)
-        reason = why.replace(str(task.out), "")  # a full disk gives the same reason for each
-        repeated = self._alike or reason in self._reasons
-        if repeated and self.threads is None:
-            raise RunError(f"{task.name}: {why}" if lost else why)
-        if repeated and not lost and task not in self._begun:
-            self._open = False
-        self._reasons.add(reason)
+        if self.threads is None:
+            raise RunError(why)
         self.failed += 1
         self._report(task, {"kind": "failed", "why": why})
 
@@ -213,10 +197,9 @@ class ProcessPool(Pool):
         count: Callable[[int | None], int],
         settings: dict[str, Any],
         most: int,
-        alike: bool = False,
         again: str = "run the same command again",
     ) -> None:
-        super().__init__(tasks, on_event, alike)
+        super().__init__(tasks, on_event)
         self._count, self._settings, self._again = count, settings, again
         device = str(settings.get("device", "auto"))
         self._process_threads = process_threads(device, most, settings.get("threads"))
@@ -271,22 +254,17 @@ class ProcessPool(Pool):
         if self.stopping:
             self.handle(task, {"kind": "stopped"})
         else:
-            self.fail(task, _cause_of_end(code, self._again), lost=True)
+            self.fail(task, _cause_of_end(code, self._again))
 
 
 def _cause_of_end(code: int, again: str) -> str:
     """Return why a process ended that was not told to."""
-    resume = f"{again} to resume from its last checkpoint"
-    if not code:
-        return f"its process was stopped: {resume}."
-    if code == -signal.SIGKILL:
-        return (
-            "its process was killed by SIGKILL, which the system sends when memory runs out: "
-            f"{resume}, with fewer `jobs` if memory is short."
-        )
-    names = {number.value: number.name for number in signal.Signals}
-    cause = f"was killed by {names.get(-code, -code)}" if code < 0 else f"ended with code {code}"
-    return f"its process {cause}: {resume}."
+    cause, memory = f"ended with code {code}", ""
+    if code < 0:
+        cause = f"was killed by {signal.Signals(-code).name}"
+    if code == -signal.SIGKILL:  # which the system sends when memory runs out
+        memory = ", with fewer `jobs` if memory is short"
+    return f"its process {cause}: {again} to resume from its last checkpoint{memory}."
 
 
 Process = subprocess.Popen[bytes]
