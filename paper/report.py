@@ -356,7 +356,7 @@ def _runs(lines: Sequence[Repetitions], folder: Path) -> str:
                     "configuration": (None, _config(unit, folder)),
                     "data set": _word("data", line.settings["data"]),
                     "fold": (-1 if unit.fold == "all" else unit.fold, str(unit.fold)),
-                    "seed": (unit.recipe.seed, str(unit.recipe.seed)),
+                    "seed": (unit.recipe.run.seed, str(unit.recipe.run.seed)),
                     "epochs": (epochs, f"{epochs}{of}"),
                     "validation, %": _percent(unit.valid_accuracy),
                     "best epoch, %": _percent(unit.best_valid_accuracy),
