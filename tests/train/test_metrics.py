@@ -266,7 +266,8 @@ def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     )
     assert evaluate(net, valid)[1] == summary["valid_accuracy"]
     kept = {name: value.clone() for name, value in net.state_dict().items()}
-    refresh_statistics(net.train(), training, fresh.batch, fresh.seed, fresh.augmentation)
+    settings = (fresh.run.batch, fresh.run.seed, fresh.data.augmentation)
+    refresh_statistics(net.train(), training, *settings)
     assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
 
 
