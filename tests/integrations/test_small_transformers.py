@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,119 @@ def test_a_compiled_network_has_the_same_values_and_gradients() -> None:
         for eager, own in zip(*results, strict=True):
             torch.testing.assert_close(own, eager)
     assert len(graphs) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore:.*LeafSpec.*is deprecated")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*`litlogger`")
+def test_lightning_trains_it_in_float_and_then_blends(tmp_path: Path) -> None:
+    """A run that is interrupted in the float part is the same run."""
+    pl = pytest.importorskip("lightning.pytorch")
+    from softstair.integrations.lightning import AnnealerCallback
+
+    model, batch, bits = made("llama")
+    batch.pop("labels")
+
+    class Module(pl.LightningModule):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net: Any = ss.quantise(model, bits)
+
+        def training_step(self, rows: Tensor, _: int) -> Tensor:
+            loss: Tensor = self.net(input_ids=rows, labels=rows).loss
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def fit(module: Any, epochs: int, start: Path | None = None) -> Any:
+        loader = torch.utils.data.DataLoader(batch["input_ids"].repeat(4, 1), 2)
+        settings = {"max_epochs": epochs, "accelerator": "cpu", "default_root_dir": tmp_path,
+                    "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+                    "enable_model_summary": False}  # fmt: skip
+        schedule = ss.Schedule.blended(module.net, steps=4, float_share=0.5)
+        trainer = pl.Trainer(callbacks=[AnnealerCallback(schedule)], **settings)
+        trainer.fit(module, loader, ckpt_path=start)
+        return trainer
+
+    whole, half, rest = Module(), Module(), Module()
+    fit(whole, 4)
+    fit(half, 1).save_checkpoint(tmp_path / "half.ckpt")
+    fit(rest, 4, tmp_path / "half.ckpt")
+    for key, value in whole.state_dict().items():
+        assert torch.equal(rest.state_dict()[key], value), key
+    assert float(whole.net.model.layers[0].mlp.up_proj.weight_stair.blend) == 1
+    by_name = Module()
+    settings = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 2}
+    callbacks = [AnnealerCallback("blended")]
+    trainer = pl.Trainer(callbacks=callbacks, default_root_dir=tmp_path, **settings)
+    trainer.fit(by_name, torch.utils.data.DataLoader(batch["input_ids"], 1))
+    assert trainer.callbacks[0].annealer.schedule.float_until == 0
+    assert trainer.callbacks[0].annealer.schedule.end == pytest.approx(1)
+
+
+@pytest.mark.nightly
+def test_a_transformer_of_timm() -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    model = timm.models.vision_transformer.VisionTransformer(**sizes, num_classes=3)
+    net = ss.quantise(model, {"blocks*": "ternary/int8:token", "*": "float"})
+    rows = [row for row in ss.report(net).rows if row.became == "stair weights"]
+    assert {row.name.partition(".")[2].partition(".")[2] for row in rows} == {
+        "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2",
+    }  # fmt: skip
+    x = torch.randn(2, 3, 16, 16)
+    annealer = ss.Annealer(net, ss.Schedule.blended(net, 4, float_share=0.25))
+    annealer.step()
+    assert torch.equal(net(x), model(x))
+    for _ in range(3):
+        annealer.step()
+        net(x).square().sum().backward()
+    compiled = torch.compile(net.eval(), backend="eager")
+    torch.testing.assert_close(compiled(x), net(x))
+
+
+SCRIPT = """
+import os, sys, torch, softstair as ss
+from softstair.models import Llama, LlamaConfig
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
+model = Llama(LlamaConfig(**sizes, num_attention_heads=2))
+net = ss.quantise(model, "ternary/int8:token", skip="lm_head")
+parallel = torch.nn.parallel.DistributedDataParallel(net)
+annealer = ss.Annealer(parallel, ss.Schedule.blended(net, 6, float_share=1 / 3))
+optimiser, rank = torch.optim.SGD(net.parameters(), 0.1), torch.distributed.get_rank()
+for step in range(6):
+    annealer.step()
+    tokens = torch.randint(32, (4, 8), generator=torch.Generator().manual_seed(step))
+    own = tokens[2 * rank: 2 * rank + 2] if torch.distributed.get_world_size() == 2 else tokens
+    optimiser.zero_grad()
+    parallel(own).logsumexp(-1).mean().backward()
+    optimiser.step()
+torch.save(net.state_dict(), f"{sys.argv[1]}/{torch.distributed.get_world_size()}{rank}.pt")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.nightly
+def test_two_processes_of_torchrun_train_the_same_network(tmp_path: Path) -> None:
+    """As one process with both halves of each batch, but for the order of sums."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    for count in (1, 2):
+        run = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={count}",
+        ]
+        subprocess.run([*run, str(script), str(tmp_path)], check=True, capture_output=True)
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("10", "20", "21"))
+    for key, value in first.items():
+        assert torch.equal(second[key], value), key
+        torch.testing.assert_close(alone[key], value, rtol=1e-3, atol=1e-4)
