@@ -1,4 +1,4 @@
-"""``softstair export``: a trained network as ONNX, as QONNX, as C, or as GGUF."""
+"""``softstair export``: a trained network as ONNX, QONNX, C, .tflite or GGUF."""
 
 import math
 from collections import Counter
@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from softstair._errors import first_line
 from softstair.cli._args import argument, flag
 from softstair.cli._output import print_line, print_table
 from softstair.convert.options import parse_layers
 from softstair.deploy import gguf
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import Rounding, Stair, Sum, bits
+from softstair.deploy.nodes import NeedsInt8, Rounding, Stair, Sum, bits
 from softstair.deploy.qlinear_conv import quantised_convs
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
+from softstair.deploy.tflite_graph import facts_of
 from softstair.deploy.writing import EXAMPLES, Exported, Flavour, export
-from softstair.train.network import frozen_network, language_network
+from softstair.train.network import frozen_network, is_frozen, language_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,8 @@ class Command(NetworkFlags):
     qonnx: a file for FPGA tools: --flavour multithreshold for FINN, quant for hls4ml
     c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
            its input
+    tflite: a file for LiteRT and TensorFlow Lite Micro. Features of 8 bits need INT8 arithmetic:
+           the trained network is then frozen again, and the output says so
     gguf:  a file for llama.cpp, of a Llama-shaped network or of a folder of Hugging Face
 
     The frozen network of the run is written, or the trained network is frozen now, without
@@ -51,11 +55,11 @@ class Command(NetworkFlags):
     Exit code 0: written; 2: an error.
     """
 
-    to: Literal["onnx", "qonnx", "c", "gguf"] = flag("onnx", "Format.")
+    to: Literal["onnx", "qonnx", "c", "tflite", "gguf"] = flag("onnx", "Format.")
     out: Path | None = flag(
         None,
-        "File, or folder for c, to write (default: network.onnx, .qonnx or .gguf, or c/ in the run "
-        "directory).",
+        "File, or folder for c, to write (default: network.onnx, .qonnx, .tflite or .gguf, or c/, "
+        "in the run directory).",
     )
     rounding: Rounding | None = flag(
         None,
@@ -81,7 +85,7 @@ class Command(NetworkFlags):
     )
     runtime: Runtime = flag("onnxruntime", "What runs ONNX; OpenVINO needs a file of its own.")
     flavour: Flavour = flag("multithreshold", "Of QONNX: for FINN, or quant for hls4ml.")
-    check: bool = flag(True, "Run what was written; this needs a C compiler or ONNX Runtime.")
+    check: bool = flag(True, "Run what was written; this needs a C compiler or a runtime.")
     tokenizer: str = flag(
         "bytes",
         "Of GGUF: bytes, a .txt file of all characters in order, or a folder with tokenizer.json.",
@@ -96,7 +100,7 @@ class Command(NetworkFlags):
         if self.to == "gguf":
             return self._run_gguf()
         target = target_of(self.to, self.cpu, self.runtime)
-        frozen, run = frozen_network(self.trained, self.model, self.rounding), self.trained
+        run, frozen = self.trained, frozen_network(self.trained, self.model, self.rounding)
         name = "c" if self.to == "c" else f"network.{self.to}"
         out = self.out or (run / name if run.is_dir() else Path(f"{run.stem}-{name}"))
         options = (
@@ -109,7 +113,15 @@ class Command(NetworkFlags):
             "flavour",
             "check",
         )
-        exported = export(frozen, out, self.to, **{key: getattr(self, key) for key in options})
+        given: Any = {key: getattr(self, key) for key in options}
+        try:
+            exported = export(frozen, out, self.to, **given)
+        except NeedsInt8 as error:
+            if is_frozen(run):
+                raise
+            frozen = frozen_network(run, self.model, self.rounding or "once", "int8")
+            exported = export(frozen, out, self.to, **given)
+            print_line(f"frozen again in INT8 arithmetic: {first_line(error)}")
         _show_costs(frozen)
         _show_input(frozen)
         if frozen.report is not None:
@@ -137,6 +149,9 @@ def _show_written(exported: Exported, frozen: FrozenNetwork, to: str, target: Ta
     """Print the plan of C or what is slow in ONNX, the comparison, and the path."""
     if exported.plan is not None:
         print_line(f"{exported.plan}\nfor cpu={target.cpu}")
+    elif to == "tflite":
+        kernels = facts_of(exported.path.read_bytes())["kernels"]
+        print_line(f"exact in LiteRT's kernels: {', '.join(kernels)}")
     elif to == "onnx":
         print_line(f"for cpu={target.cpu}, runtime={target.runtime}")
         stairs = [node.name for node in frozen.nodes if isinstance(node, Stair)]

@@ -1,6 +1,6 @@
-"""Deployment: frozen networks as C, ONNX and QONNX, and trained ones as GGUF, all compared."""
+"""Deployment: frozen networks as C, ONNX, QONNX, .tflite, and trained ones as GGUF, compared."""
 
-from softstair.deploy import c, gguf, onnx, qonnx
+from softstair.deploy import c, gguf, onnx, qonnx, tflite
 from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.measuring import FreezeReport
@@ -20,5 +20,6 @@ __all__ = [
     "gguf",
     "onnx",
     "qonnx",
+    "tflite",
     "verify",
 ]

@@ -26,6 +26,7 @@ from softstair.deploy.modules import (
     zero_padding,
 )
 from softstair.deploy.nodes import (
+    Arithmetic,
     ExportError,
     Lookup,
     Requantise,
@@ -35,10 +36,11 @@ from softstair.deploy.nodes import (
     Sum,
     narrow,
 )
-from softstair.deploy.requantise import Line, requantise
+from softstair.deploy.requantise import Line, added, requantise, unit_of_bytes
 from softstair.deploy.thresholds import Function, of_stair
 from softstair.deploy.upsampling import UpsamplingNodes, by_output
 from softstair.deploy.values import (
+    SCORE_BITS,
     IntegerFeatures,
     PendingSum,
     Rescaled,
@@ -57,6 +59,9 @@ MAX_VALUES = 2**16
 MAX_STEPS = 254
 """Thresholds of a stair on a sum; a stair with more is a multiplication."""
 INT16 = (-(2**15), 2**15 - 1)
+BYTE = 255
+INT8_LAST_BITS = 23
+"""Of the sums of a last layer in INT8: float32 holds them."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Choices:
     """What :func:`softstair.freeze` may choose."""
 
     rounding: Rounding = "once"
+    arithmetic: Arithmetic = "fine"
     last_bits: int = 8
     """Of the weights of a last layer in float."""
     input_bits: int = 8
@@ -84,6 +90,9 @@ class NodeBuilder(UpsamplingNodes):
         """The last layers that were in float."""
         self.doubts: dict[str, ExportError] = {}
         """What training may make impossible, by layer."""
+        self.is_int8 = choices.arithmetic == "int8"
+        self.clamped = 0
+        """How many weights of -128 became -127."""
 
     def shape(self, x: Value) -> Shape:
         """Return the shape of a value, without the batch and before its pending poolings."""
@@ -121,7 +130,8 @@ class NodeBuilder(UpsamplingNodes):
         is_transposed = isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d)
         if is_transposed:  # outputs first
             weight = by_output(weight, module.groups)
-        weight, quanta = integer_weights(weight, self.choices.last_bits, reach)
+        room = INT8_LAST_BITS if self.is_int8 else SCORE_BITS - 1
+        weight, quanta = integer_weights(weight, self.choices.last_bits, reach, room)
         weight = by_output(weight, module.groups) if is_transposed else weight
         bias = torch.zeros_like(quanta) if module.bias is None else module.bias.detach().double()
         return self._weighted_sum(name, module, weight, Line(quanta * x.unit, bias), x)
@@ -138,6 +148,9 @@ class NodeBuilder(UpsamplingNodes):
             windows |= {"padding": zero_padding(name, layer)}
         elif not isinstance(layer, nn.Linear):
             raise not_supported(name, type(layer).__name__)
+        if self.is_int8 and weight.min() == -128 and weight.max() < 128:
+            self.clamped += int((weight == -128).sum())
+            weight = weight.clamp(min=-127)
         node = Sum(name, (x.node,), 0, 0, narrow(weight), **windows)
         least, greatest = node.bounds(x.low, x.high)
         self.add_node(replace(node, low=int(least.min()), high=int(greatest.max())))
@@ -257,6 +270,9 @@ class NodeBuilder(UpsamplingNodes):
         self, name: str, x: PendingSum, line: Line, beside: Tensor, low: int, high: int
     ) -> None:
         """Add the multiplication of a sum, and of its shortcut, that gives levels."""
+        if self.is_int8 and x.shortcut is not None and high - low <= BYTE:
+            self._added(name, x, line, beside, low, high)
+            return
         least, greatest = x.least, x.greatest
         if isinstance(self.nodes[x.source], Sum):
             falling = line.slope < 0
@@ -275,13 +291,61 @@ class NodeBuilder(UpsamplingNodes):
         if self.choices.searched:
             reach = 0 if x.shortcut is None else max(-x.shortcut.low, x.shortcut.high)
             second = None if x.shortcut is None else beside[channels]
+            parts = None
+            if self.is_int8 and second is None and high - low <= BYTE:
+                parts = self._parts(x.source)[channels]
+            ends = (least[channels], greatest[channels])
             try:
-                node = requantise(node, line, least[channels], greatest[channels], second, reach)
+                node = requantise(node, line, *ends, second, reach, parts)
             except ArithmeticError as error:
                 raise ExportError.of(name, f"{error}", "Train again") from None
         elif x.shortcut is not None:
             node = replace(node, beside=empty, rest=empty.long())
         self.add_node(node)
+
+    def _parts(self, source: str) -> Tensor:
+        """Return by what INT8 weights of a sum can be multiplied, (C,)."""
+        node = self.nodes[source]
+        if not isinstance(node, Sum):
+            return torch.full((self.sizes[source][0],), 127)
+        return (127 // node.weight.long().flatten(1).abs().amax(1).clamp(min=1)).clamp(min=1)
+
+    def _added(
+        self, name: str, x: PendingSum, line: Line, beside: Tensor, low: int, high: int
+    ) -> None:
+        """Add a sum as bytes, and their sum with a shortcut."""
+        assert x.shortcut is not None
+        if bool((beside != beside[0]).any()):
+            reason = "a normalisation follows its addition"
+            raise ExportError.of(name, reason, "Freeze it with arithmetic='fine'")
+        other = float(beside[0])
+        reached = [line.slope * end + line.offset for end in (x.least, x.greatest)]
+        shares = [other * x.shortcut.low, other * x.shortcut.high]
+        least = max(float(torch.minimum(*reached).min()), low - 1 - max(shares))
+        greatest = min(float(torch.maximum(*reached).max()), high + 1 - min(shares))
+        unit, first = unit_of_bytes(least, greatest)
+        branch = self.unused(f"{name}.branch")
+        bytes_of = Line(line.slope / unit, line.offset / unit)
+        self._requantised(
+            branch, replace(x, shortcut=None), bytes_of, 0 * beside, first, first + BYTE
+        )
+        ends = ((first, first + BYTE), (x.shortcut.low, x.shortcut.high))
+        axis = self.channel_axis(x.source)
+        empty = torch.zeros(self.sizes[branch][axis - 1], dtype=torch.int32)
+        numbers: Any = [empty + 1, empty, empty, empty, empty, empty.long()]
+        node = Requantise(name, (branch, x.shortcut.node), low, high, *numbers, axis)
+        try:
+            node = added(node, unit, other, *ends) if self.choices.searched else node
+        except ArithmeticError as error:
+            raise ExportError.of(name, f"{error}", "Freeze it with arithmetic='fine'") from None
+        self.add_node(node)
+
+    def average(self, name: str, module: Any, axes: int, x: IntegerFeatures) -> IntegerFeatures:
+        """Add an average; in INT8, features of more than 4 bits have averages of 8."""
+        y = super().average(name, module, axes, x)
+        if not self.is_int8 or x.high - x.low < 16 or y.high - y.low <= BYTE:
+            return y
+        return self._in_unit(name, self.pending(y), *byte_range(y.low * y.unit, y.high * y.unit))
 
     def _in_unit(
         self, name: str, x: PendingSum, unit: float, low: int, high: int

@@ -11,7 +11,7 @@ from torch import Tensor
 from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.runtimes import FILES, RUNTIMES, Running, start, write
+from softstair.deploy.runtimes import FILES, RUNTIMES, Running, reading, start, write
 
 SCORES, CLASS = "scores", "class"
 CHUNK = 100
@@ -152,9 +152,9 @@ def runner(
     frozen: FrozenNetwork, path: Path, threads: int = 1, runtime: str | None = None
 ) -> Running:
     """Return what runs a folder of C or a file, by default in the first runtime that reads it."""
-    first = {kind.suffix: name for name, kind in reversed(FILES.items())}
-    name = runtime or ("c" if path.is_dir() else first.get(path.suffix))
+    name = runtime or reading(path)
     if name is None or not path.exists():
-        allowed = f"a folder of C or a file {', '.join(sorted(first))}"
+        suffixes = {kind.suffix for kind in FILES.values()}
+        allowed = f"a folder of C or a file {', '.join(sorted(suffixes))}"
         raise _check.invalid("path", f"must be {allowed}, but {str(path)!r} was given")
     return start(name, frozen, path, threads)

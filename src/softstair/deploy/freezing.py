@@ -24,7 +24,7 @@ from softstair.deploy.measuring import (
     difference,
     levels_of,
 )
-from softstair.deploy.nodes import ExportError, Input, Rounding
+from softstair.deploy.nodes import Arithmetic, ExportError, Input, Rounding
 
 INPUT_TYPES = (torch.uint8, torch.int8, torch.int16)
 PROBED = 7
@@ -81,6 +81,7 @@ def freeze(
     outputs: Literal["classes", "values"] = "classes",
     classes: Sequence[str] = (),
     rounding: Rounding = "once",
+    arithmetic: Arithmetic = "fine",
 ) -> FrozenNetwork:
     """Convert a trained stair network to integers, which from then on define the network.
 
@@ -107,6 +108,9 @@ def freeze(
         classes: Names of the classes or outputs.
         rounding: Of the multiplications: ``"once"``, or ``"double"`` as TensorFlow Lite Micro and
             CMSIS-NN do; additions of a shortcut are rounded once.
+        arithmetic: ``"fine"``, or ``"int8"`` as INT8 runtimes compute, which a .tflite needs of
+            networks with features of 8 bits: biases in units of INT8 sums, weights from -127,
+            sums and averages as bytes before a shortcut is added or weights read them.
 
     Raises:
         ExportError: If the network has no integer form; the message names the layer.
@@ -122,12 +126,13 @@ def freeze(
     """
     _check.choice("outputs", outputs, ("classes", "values"))
     _check.choice("rounding", rounding, ("once", "double"))
+    _check.choice("arithmetic", arithmetic, ("fine", "int8"))
     source = Source(net, shape, input_scale(shape, zero, scale, mean, std, dtype), dtype)
     names = (tuple(map(str, classes)), outputs)
     source.check_graph(examples)
     if constant := constant_layers(net):
         warnings.warn(f"all weights of {constant} have the same level", stacklevel=2)
-    choices = Choices(rounding, outputs=outputs)
+    choices = Choices(rounding, arithmetic, outputs=outputs)
     if examples is None:
         frozen = source.frozen(choices, *names)
         frozen.report = source.report(frozen, None)
@@ -173,6 +178,7 @@ class Source:
         self.module = fx.GraphModule(self.net, traces.evaluation)
         self.graph, self.steps = traces.evaluation, traces.eval_steps
         self.float_layers: list[str] = []
+        self.clamped = 0
         _check_own_code(self.net, self.graph)
 
     def check_graph(self, examples: Tensor | None) -> None:
@@ -211,14 +217,14 @@ class Source:
         builder = NodeBuilder(self.entry(choices), choices)
         with torch.no_grad():
             returns = GraphConversion(self.net, self.graph, self.steps, builder).run()
-        self.float_layers = builder.float_layers
+        self.float_layers, self.clamped = builder.float_layers, builder.clamped
         return builder.network(returns, classes, outputs)
 
     def report(
         self, frozen: FrozenNetwork, examples: Tensor | None, finer: FrozenNetwork | None = None
     ) -> FreezeReport:
         """Return what differs between ``eval()`` and a frozen network on examples."""
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {"clamped": self.clamped}
         if self.float_layers:
             weights = [frozen.node(name).tensors["weight"] for name in self.float_layers]
             facts["last_bits"] = 8 * max(weight.element_size() for weight in weights)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,25 @@ def openvino(file: str) -> Run:
     names = [output.get_any_name() for output in model.outputs]  # compiled ones have other names
     compiled = runtime.compile_model(model, "CPU", settings)
     return lambda x: dict(zip(names, map(np.array, compiled(x).values()), strict=True))
+
+
+def litert(file: str, kernels: str = "AUTO") -> Run:
+    """LiteRT in one thread, an example at a time; its default kernels are XNNPACK's."""
+    from ai_edge_litert import interpreter as runtime
+
+    resolver = getattr(runtime.OpResolverType, kernels)
+    options = {"num_threads": 1, "experimental_op_resolver_type": resolver}
+    network = runtime.Interpreter(file, **options)
+    network.allocate_tensors()
+    entry = network.get_input_details()[0]["index"]
+    ends = [end["index"] for end in network.get_output_details()]
+
+    def execute(x: Array) -> list[Array]:
+        network.set_tensor(entry, x)
+        network.invoke()
+        return [network.get_tensor(end)[None] for end in ends]
+
+    return by_example(execute)
 
 
 def executorch(file: str) -> Run:
@@ -128,6 +148,9 @@ def by_example(execute: Callable[[Array], list[Array]]) -> Run:
 LOADERS: dict[str, Callable[[str], Run]] = {
     "onnxruntime": onnxruntime,
     "openvino": openvino,
+    "litert": litert,
+    "litert-builtin": partial(litert, kernels="BUILTIN_WITHOUT_DEFAULT_DELEGATES"),
+    "litert-reference": partial(litert, kernels="BUILTIN_REF"),
     "executorch": executorch,
     "qonnx": qonnx,
     "hls4ml": hls4ml,

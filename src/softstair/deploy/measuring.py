@@ -51,6 +51,7 @@ class FreezeReport:
         error: The distance of the values, as a share of their size; None for classes.
         changed_by_last: The share of classes that the last layer changes by having integers, or its
             part of ``error``.
+        clamped: How many weights of -128 became -127, in INT8 arithmetic.
     """
 
     layers: tuple[LayerReport, ...] = ()
@@ -61,6 +62,7 @@ class FreezeReport:
     classes: int = 0
     error: float | None = None
     changed_by_last: float | None = None
+    clamped: int = 0
 
     @property
     def differing(self) -> int:
@@ -73,7 +75,8 @@ class FreezeReport:
             what = "of the classes" if self.changed is not None else "of the outputs' size"
             last += f", which changes {self.changed_by_last:.2%} {what}"
         entry = "" if self.input_bits is None else f"the input's table has INT{self.input_bits}"
-        made = [part for part in (last, entry) if part]
+        weights = f"{self.clamped:,} weights of -128 became -127" if self.clamped else ""
+        made = [part for part in (last, entry, weights) if part]
         if not self.examples:
             return "; ".join([*made, "no examples were given, so nothing was compared"]) + "."
         total = sum(layer.compared for layer in self.layers)

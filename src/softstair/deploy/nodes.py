@@ -8,7 +8,7 @@ vector has its channels last. Windows have one or two axes, as the tensors.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from softstair._errors import SoftstairError
 
 Shape = tuple[int, ...]
 Rounding = Literal["once", "double"]
+Arithmetic = Literal["fine", "int8"]
 INT32_LIMIT = 2**31
 EXACT_PRODUCT = 2**53
 """Below it float64 holds every integer."""
@@ -29,9 +30,13 @@ class ExportError(SoftstairError):
     """A network that has no integer form, or that a format cannot express."""
 
     @classmethod
-    def of(cls, layer: str, reason: str, advice: str = "") -> "ExportError":
+    def of(cls, layer: str, reason: str, advice: str = "") -> Self:
         """Return the error about a layer: what is wrong, and what to do."""
         return cls(f"cannot export {layer!r}: {reason}.{f' {advice}.' if advice else ''}")
+
+
+class NeedsInt8(ExportError):
+    """A network that a format has only as INT8 runtimes compute: freeze it so."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,12 +2,8 @@
 
 The fastest form is a line: level = first + rint(float32(factor·x + bias)·scale). A requantisation
 is one where float32 gives its levels: both are monotone, so it is enough to compare them on both
-sides of each level's first input. For a stair, bias and scale are searched. Level lₖ begins at
-threshold tₖ and is bₖ = lₖ − l₀ above the lowest. The line gives the levels if and only if, with
-c = 1/scale, factor·tₖ + bias ≥ (bₖ − ½)·c for every k, and factor·(tₖ − 1) + bias ≤ (bₖ₋₁ + ½)·c.
-Of these two inputs, one beyond the range says nothing; the range's end says it instead. For a given
-bias each condition bounds c from one side. The room between the bounds is a concave function of the
-bias, so bisection finds an integer bias with room, if there is one.
+sides of each level's first input. For a stair with levels lₖ, bias and scale are searched for the
+numbers lₖ − l₀, as in int8_roundings.py.
 
 Runtimes round: factor·x + bias and its product to float32, or not at all, and halves to even or up.
 No input comes near a half, since c has a distance of MARGIN/2 from its bounds, which is 2⁻²⁰, and
@@ -21,12 +17,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from softstair.deploy import nodes
 from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.int8_roundings import MAX_BIAS, Floats, Integers, Stairs
 from softstair.deploy.nodes import (
     EXACT_PRODUCT,
     INT32_LIMIT,
@@ -38,11 +34,7 @@ from softstair.deploy.nodes import (
 from softstair.deploy.onnx_graph import FLOAT32_EXACT, Array, OnnxGraph, StoredTensor, storage
 from softstair.deploy.thresholds import search
 
-Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 MARGIN = 2.0**-19
-SMALLEST, LARGEST = 2.0**-8, 2.0**30  # bounds of 1/scale
-MAX_BIAS = 2**30
 MAX_LEVELS = 256  # of requantisations whose thresholds are searched
 MAX_COMPARISONS = 31  # with more thresholds a bisection takes fewer operators
 
@@ -110,29 +102,11 @@ def scales(
 
     Sums are from ``least`` to ``greatest``, (C,), and multiplied by ``factor``, (C,).
     """
-    low, high, numbers = least[:, None], greatest[:, None], np.array(levels) - levels[0]
-    first = factor[:, None] * np.maximum(thresholds, low)
-    before = factor[:, None] * np.minimum(thresholds - 1, high)
-
-    def bounds(bias: Integers) -> tuple[Floats, Floats]:
-        """Return the bounds of 1/scale."""
-        upper = (first + bias[:, None]) / (numbers[1:] - 0.5)
-        lower = (before + bias[:, None]) / (numbers[:-1] + 0.5)
-        lower = lower.max(1, where=thresholds > low, initial=SMALLEST)
-        return lower, upper.min(1, where=thresholds <= high, initial=LARGEST)
-
-    def room(bias: Integers) -> Floats:
-        lower, upper = bounds(bias)
-        return upper - (1 + MARGIN) * lower
-
-    below, above = np.full(len(least), -MAX_BIAS), np.full(len(least), MAX_BIAS)
-    while bool((below < above).any()):
-        middle = (below + above) // 2
-        grows = room(middle + 1) > room(middle)
-        below, above = np.where(grows, middle + 1, below), np.where(grows, above, middle)
-    lower, upper = bounds(below)
+    stairs = Stairs(np.array(levels) - levels[0], thresholds, least, greatest)
+    bias = stairs.roomiest(factor, MARGIN)
+    lower, upper = stairs.bounds(factor, bias)
     scale = (2 / (lower + upper)).astype(np.float32).astype(np.float64)
-    return below, np.where(room(below) >= 0, scale, 0)
+    return bias, np.where(stairs.room(factor, bias, MARGIN) >= 0, scale, 0)
 
 
 def _line(node: Stair, low: Tensor, high: Tensor) -> Line | None:

@@ -6,6 +6,7 @@ at most 2⁻⁹ of itself until a float32 product rounded to even gives the same
 With a second input it is (x·multiplier + y·beside + rest + half) >> shift, with up to 30 bits.
 """
 
+import math
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softstair.deploy.int8_roundings import Fit, settled
 from softstair.deploy.nodes import INT32_LIMIT, Requantise, Rounding
 
 FINE = 2.0**-16
@@ -27,6 +29,9 @@ MOST_LEVELS = 2**10
 """Of a node whose multipliers are moved; no float32 runtime has more than 8 bits."""
 MOVE = 2.0**-9
 DOUBLE_BITS = 31
+BYTE, MOST_MOVES, ROOM = 255, 40, 26
+CLEAR = 2.0**-18
+"""Of the largest sum: kernels add bytes with multipliers of 21 bits."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ def requantise(
     greatest: Tensor,
     beside: Tensor | None = None,
     reach: int = 0,
+    parts: Tensor | None = None,
 ) -> Requantise:
     """Return the node with the numbers of a line, whose result is in levels.
 
@@ -85,10 +91,13 @@ def requantise(
         greatest: The greatest.
         beside: Levels per unit of the second input, (C,).
         reach: The largest magnitude of the second input.
+        parts: In INT8 arithmetic, the factor of the sums, (C,).
     """
     if not bool(line.slope.isfinite().all() and line.offset.isfinite().all()):
         raise ArithmeticError("its scale or bias is not finite")
     largest = torch.maximum(least.abs(), greatest.abs()).double()
+    if parts is not None:
+        return _of_int8(node, line, least, greatest, parts)
     if beside is not None:
         return _beside(node, line, largest, beside, reach)
     factor, bias, ratio = _sums(line, largest, node.rounding)
@@ -155,6 +164,75 @@ def _beside(
         rest=scaled(line.offset, torch.tensor(TOTAL_BITS)).long(),
         rounding="once",
     )
+
+
+def _of_int8(
+    node: Requantise, line: Line, least: Tensor, greatest: Tensor, parts: Tensor
+) -> Requantise:
+    """Return the node with a bias in the unit of sums times ``parts``, and a scale of float32.
+
+    Both are moved until all roundings of INT8 runtimes give the same levels, or those of a family.
+    """
+    slope = line.slope.abs().clamp(min=1e-30)
+    largest = torch.maximum(least.abs(), greatest.abs()).double()
+    room = 2.0**ROOM / (largest + (line.offset / slope).abs())
+    factor = torch.minimum(parts.double(), room.floor())
+    level = (line.offset + 0.5).floor().clamp(-(2.0**20), 2.0**20)
+    is_constant = (factor < 1) | (line.slope == 0)
+    bias = torch.where(is_constant, 2 * level, (line.offset / slope * factor).round())
+    scale = torch.where(is_constant, 0.5, slope / factor.clamp(min=1)).float().double()
+    factor = torch.where(is_constant, 0.0, factor)
+    numbers = (factor.long().numpy(), bias.long().numpy(), scale.numpy())
+    ends = (least.long().numpy(), greatest.long().numpy(), node.low, node.high)
+    found = settled(Fit(*numbers), *ends, node.rounding)
+    scale = torch.from_numpy(found.scale)
+    if node.rounding == "double":
+        if bool((scale >= 1).any()):
+            raise ArithmeticError("a unit of its sums is more than a level")
+        multiplier, shift = _normalised(scale)
+    else:
+        shift = (FLOAT32_BITS - torch.frexp(scale)[1]).clamp(0, MAX_SHIFT)
+        multiplier = (scale * 2.0 ** shift.double()).round()
+    tensors = [torch.from_numpy(values).int() for values in (found.factor, found.bias)]
+    own: Any = dict(zip(("factor", "bias"), tensors, strict=True))
+    return replace(node, **own, multiplier=multiplier.int(), shift=shift.int())
+
+
+def unit_of_bytes(least: float, greatest: float) -> tuple[float, int]:
+    """Return the unit and the least of bytes that hold a range, in levels of what they add to.
+
+    Fractions of a level are no powers of two, so that no sum is a half.
+    """
+    power = math.ceil(math.log2(max(greatest - least, 1e-30) / (BYTE - 2)))
+    unit = 2.0**power if power >= 0 else 2.0**power * (1 - 2.0**-10)
+    return unit, min(max(math.floor(least / unit), -BYTE), 0)
+
+
+def added(
+    node: Requantise, unit: float, other: float, a: tuple[int, int], b: tuple[int, int]
+) -> Requantise:
+    """Return the node that adds two bytes, moved until all kernels round all sums alike."""
+    for move in sorted(range(-MOST_MOVES, MOST_MOVES + 1), key=abs):
+        moved = other * (1 + move * 2.0**-13)
+        shift = MULTIPLIER_BITS - max(math.frexp(max(unit, abs(moved)))[1], 0)
+        whole = [round(value * 2.0**shift) for value in (unit, moved)]
+        if is_clear(*(value / 2.0**shift for value in whole), a, b, node.low, node.high):
+            ones = torch.ones_like(node.factor)
+            facts: Any = {"multiplier": whole[0] * ones, "beside": whole[1] * ones}
+            return replace(node, **facts, shift=shift * ones)
+    raise ArithmeticError("bytes that are added lie on halves")
+
+
+def is_clear(
+    unit: float, other: float, a: tuple[int, int], b: tuple[int, int], low: int, high: int
+) -> bool:
+    """Return whether no sum of two bytes is so near to a half that kernels round it differently."""
+    rows, columns = (torch.arange(ends[0], ends[1] + 1).double() for ends in (a, b))
+    total = unit * rows[:, None] + other * columns
+    reach = float(total.abs().max())
+    distance = (total - total.floor() - 0.5).abs()
+    matters = (total > low - 1) & (total < high + 1)
+    return not bool((matters & (distance < max(reach, 1.0) * CLEAR)).any())
 
 
 def _scaled(ratio: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:

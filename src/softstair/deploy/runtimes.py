@@ -23,9 +23,10 @@ import numpy as np
 from torch import Tensor
 
 from softstair._errors import MissingExtraError, SoftstairError
-from softstair.deploy import c, loaders, onnx, qonnx_quant
+from softstair.deploy import c, loaders, onnx, qonnx_quant, tflite
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.loaders import Array, Running
+from softstair.deploy.tflite_graph import facts_of
 
 Decode = Callable[[Mapping[str, Array]], dict[str, Tensor]]
 
@@ -46,6 +47,17 @@ def _as_floats(frozen: FrozenNetwork, x: Tensor) -> Array:
     return x.cpu().float().numpy()
 
 
+LITERT = {"litert": "xnnpack", "litert-builtin": "builtin", "litert-reference": "reference"}
+"""The kernels of LiteRT."""
+PACKAGES = dict.fromkeys(LITERT, "ai_edge_litert")
+"""Those that are not called as their runtime is."""
+
+
+def _litert(kernels: str) -> FileRuntime:
+    write = partial(tflite.write, kernels=kernels)
+    return FileRuntime(".tflite", write, tflite.traced, tflite.decoder, tflite.encode)
+
+
 QUANT: Any = {
     "suffix": ".qonnx",
     "write": qonnx_quant.write,
@@ -58,6 +70,7 @@ FILES: dict[str, FileRuntime] = {
     "openvino": FileRuntime(
         ".onnx", partial(onnx.write, runtime="openvino"), onnx.trace, onnx.decoder
     ),
+    **{name: _litert(kernels) for name, kernels in LITERT.items()},
     "qonnx": FileRuntime(**QUANT),
     "hls4ml": FileRuntime(**QUANT, shows_stairs=False),
 }
@@ -101,16 +114,26 @@ def start(name: str, frozen: FrozenNetwork, path: Path, threads: int = 1) -> Run
     return Running(run, timed)
 
 
+def reading(path: Path) -> str | None:
+    """Return the first runtime that reads what is at a path; a .tflite has its exact ones."""
+    if path.suffix == ".tflite" and path.is_file():
+        exact = facts_of(path.read_bytes()).get("kernels", tflite.KERNELS)
+        return next(name for name, kernels in LITERT.items() if kernels in exact)
+    first = {kind.suffix: name for name, kind in reversed(FILES.items())}
+    return "c" if path.is_dir() else first.get(path.suffix)
+
+
 def absent(name: str) -> str | None:
     """Return how to install a runtime, or None if it is there."""
     if name == "c" or _python_of(name):
         return None
-    return f"{name} is not installed; run pip install {name} or, in a clone, make runtimes"
+    package = PACKAGES.get(name, name).replace("_", "-")
+    return f"{name} is not installed; run pip install {package} or, in a clone, make runtimes"
 
 
 def _python_of(name: str) -> Path | None:
     """Return the Python that has a runtime."""
-    if find_spec(name):
+    if find_spec(PACKAGES.get(name, name)):
         return Path(sys.executable)
     folder = Path(os.environ.get("SOFTSTAIR_RUNTIMES", ".venv-runtimes"))
     python = folder.absolute() / name / "bin" / "python"
@@ -122,8 +145,8 @@ def _load(name: str, file: Path) -> tuple[loaders.Run, Callable[[Array], float]]
     python = _python_of(name)
     if python is None:
         raise MissingExtraError(f"{absent(name)}.", name=name)
-    if name == "onnxruntime":  # it fights with nobody, and begins sooner here
-        run = loaders.onnxruntime(str(file))
+    if name in ("onnxruntime", *LITERT):  # they fight with nobody, and begin sooner here
+        run = loaders.LOADERS[name](str(file))
         return run, partial(loaders.milliseconds, run)
     process = _Process(python, name, file)
     return process.run, process.time

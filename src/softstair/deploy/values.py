@@ -125,15 +125,17 @@ def scale_and_shift(norm: nn.modules.batchnorm._BatchNorm) -> tuple[Tensor, Tens
     return scale, shift if norm.bias is None else shift + norm.bias.detach().double()
 
 
-def integer_weights(weight: Tensor, bits: int, largest_input: int) -> tuple[Tensor, Tensor]:
+def integer_weights(
+    weight: Tensor, bits: int, largest_input: int, sum_bits: int
+) -> tuple[Tensor, Tensor]:
     """Return weights of so many bits, and what 1 stands for in each output, (O,) float64.
 
-    They have fewer levels where sums would not fit into 32 bits.
+    They have fewer levels where sums would not fit into ``sum_bits``.
     """
     weight = weight.detach().double()
     largest = weight.flatten(1).abs().amax(1).clamp(min=1e-30)
     total = weight.flatten(1).abs().sum(1) / largest * max(largest_input, 1)
-    room = int((2.0 ** (SCORE_BITS - 1) / total.clamp(min=1)).min())
+    room = int((2.0**sum_bits / total.clamp(min=1)).min())
     quanta = largest / max(min(2 ** (bits - 1) - 1, room), 1)
     return (weight / quanta.reshape(-1, *[1] * (weight.dim() - 1))).round(), quanta
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair._files import output_file
-from softstair.deploy import c, gguf, onnx, qonnx, qonnx_quant
+from softstair.deploy import c, gguf, onnx, qonnx, qonnx_quant, tflite
 from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.runtimes import absent
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 
-Format = Literal["onnx", "qonnx", "c", "gguf"]
+Format = Literal["onnx", "qonnx", "c", "tflite", "gguf"]
 Flavour = Literal["multithreshold", "quant"]
 EXAMPLES = 32
 """Random ones that an export is compared on if none are given."""
@@ -70,7 +70,7 @@ def export(
     check: bool = True,
     **settings: Any,
 ) -> Exported:
-    """Write a frozen network as ONNX, QONNX or C, and compare every number of it.
+    """Write a frozen network as ONNX, QONNX, C or .tflite, and compare every number of it.
 
     Of a trained Llama-shaped network, write GGUF for llama.cpp.
 
@@ -87,7 +87,7 @@ def export(
     Args:
         frozen: A network of :func:`softstair.freeze`; for GGUF, a trained one.
         out: The file to write, or for C a folder that is new, empty or an earlier export.
-        to: ``"onnx"``, ``"qonnx"``, ``"c"`` or ``"gguf"``.
+        to: ``"onnx"``, ``"qonnx"``, ``"c"``, ``"tflite"`` or ``"gguf"``.
         x: Integers to compare on, such as a test set; by default 32 random inputs.
         scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB, or 16384
             for x86; 16384 for microcontrollers.
@@ -99,7 +99,7 @@ def export(
             The numbers are the same on both.
         runtime: What runs ONNX: ``"openvino"`` reads files of ``"onnxruntime"`` wrongly.
         flavour: Of QONNX: ``"multithreshold"`` for FINN, ``"quant"`` for hls4ml.
-        check: Whether to run what was written; False needs no compiler and no ONNX Runtime. The
+        check: Whether to run what was written; False needs no compiler and no runtime. The
             weights of GGUF are read back and compared.
         **settings: Of GGUF: the options of :func:`softstair.deploy.gguf.write`.
 
@@ -107,7 +107,7 @@ def export(
         SoftstairError: If the network cannot be written so or does not fit, if a number differs,
             if the folder holds something else, or if there is no C compiler. Nothing is written
             then.
-        MissingExtraError: If onnx or onnxruntime is not installed.
+        MissingExtraError: If the packages of the format are not installed.
     """
     _check.choice("to", to, get_args(Format))
     if to == "gguf":
@@ -174,6 +174,8 @@ def _write(
     with output_file(path, "out") as file:
         if to == "onnx":
             onnx.write(frozen, file, *target)
+        elif to == "tflite":
+            tflite.write(frozen, file)
         elif flavour == "quant":
             qonnx_quant.write(frozen, file)
         else:

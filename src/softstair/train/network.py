@@ -21,7 +21,7 @@ from softstair.data import Dataset, load
 from softstair.data.dataset import held_out
 from softstair.deploy.freezing import freeze
 from softstair.deploy.frozen import FrozenNetwork, load_frozen
-from softstair.deploy.nodes import ExportError, Rounding
+from softstair.deploy.nodes import Arithmetic, ExportError, Rounding
 from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
 from softstair.nn import StairLayer, StairModule
@@ -293,7 +293,10 @@ def deployed(run: Path | str, model: str | None = None) -> Deployed:
 
 
 def frozen_network(
-    run: Path | str, model: str | None = None, rounding: Rounding | None = None
+    run: Path | str,
+    model: str | None = None,
+    rounding: Rounding | None = None,
+    arithmetic: Arithmetic | None = None,
 ) -> FrozenNetwork:
     """Load a frozen network: its file, that of a run, or made now of a trained network.
 
@@ -301,15 +304,18 @@ def frozen_network(
         run: As for :func:`deployed`, or a file of :meth:`FrozenNetwork.save`.
         model: As for :func:`deployed`; a file of a frozen network needs none.
         rounding: Freeze the trained network of a run again with this rounding.
+        arithmetic: The same, with this arithmetic.
     """
     file = Path(run) / FROZEN if Path(run).is_dir() else Path(run)
-    if is_frozen(file) and (rounding is None or file == Path(run)):
-        if rounding is not None:
+    given: dict[str, Any] = {"rounding": rounding, "arithmetic": arithmetic}
+    given = {name: value for name, value in given.items() if value is not None}
+    if is_frozen(file) and (not given or file == Path(run)):
+        if given:
             problem = f"must be left out: {str(run)!r} is frozen already"
-            raise _check.invalid("rounding", problem)
+            raise _check.invalid(next(iter(given)), problem)
         return load_frozen(file)
     network = file_of(run)
-    return frozen_of(zoo.load(network, model), zoo.about(network), rounding=rounding or "once")
+    return frozen_of(zoo.load(network, model), zoo.about(network), **given)
 
 
 def language_network(run: Path | str, model: str | None = None) -> nn.Module:
@@ -371,6 +377,7 @@ def frozen_of(
     about: zoo.About,
     examples: Tensor | None = None,
     rounding: Rounding = "once",
+    arithmetic: Arithmetic = "fine",
 ) -> FrozenNetwork:
     """Freeze a trained network with the input and the classes that its file names.
 
@@ -380,7 +387,8 @@ def frozen_of(
     if not any(isinstance(module, StairModule) for module in net.modules()):
         raise ExportError("the network is float: nothing in it is quantised.")
     read = input_of(about.mean, about.std, about.shape)
-    known: dict[str, Any] = {"classes": about.classes, "rounding": rounding}
+    known: dict[str, Any] = {"rounding": rounding, "arithmetic": arithmetic}
+    known["classes"] = about.classes
     return freeze(net, about.shape, examples=examples, **read, **known)
 
 
