@@ -85,3 +85,27 @@ def test_padding_by_the_size_of_the_input_is_refused_by_name() -> None:
         ss.quantise(build("tf_efficientnet_lite0"), "int4")
     net = ss.quantise(build("tf_efficientnet_lite0", pad_type=""), "int4", skip="classifier")
     ss.freeze(net.eval(), SHAPE, **INPUT)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_transformer_of_timm_is_quantised_per_token() -> None:
+    """It does not export."""
+    with without_operators_of_torchvision():
+        timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    model = timm.models.vision_transformer.VisionTransformer(**sizes, num_classes=3)
+    net = ss.quantise(model, {"blocks*": "ternary/int8:token", "*": "float"})
+    rows = [row for row in ss.report(net).rows if row.became == "stair weights"]
+    assert {row.name.partition(".")[2].partition(".")[2] for row in rows} == {
+        "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2",
+    }  # fmt: skip
+    x = torch.randn(2, 3, 16, 16)
+    annealer = ss.Annealer(net, ss.Schedule.blended(net, 4, float_share=0.25))
+    annealer.step()
+    assert torch.equal(net(x), model(x))
+    for _ in range(3):
+        annealer.step()
+        net(x).square().sum().backward()
+    compiled = torch.compile(net.eval(), backend="eager")
+    torch.testing.assert_close(compiled(x), net(x))
