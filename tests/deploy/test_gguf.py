@@ -16,7 +16,7 @@ from torch import nn
 import softstair as ss
 from softstair.deploy import gguf
 from softstair.deploy.gguf.blocks import BLOCKS
-from softstair.deploy.gguf.container import read
+from softstair.deploy.gguf.container import open_file as read, write_tensors
 from softstair.models import Llama, LlamaConfig
 
 package = pytest.importorskip("gguf", reason="gguf is not installed")
@@ -314,18 +314,15 @@ def test_tables_of_a_quantised_network_may_not_be_rounded(
 
 
 def replaced(path: Path, out: Path, name: str, number: int, data: bytes) -> Path:
-    """A file with another type and other bytes of its first tensor."""
+    """A file with another type and other bytes of one tensor."""
     file, old = read(path), path.read_bytes()
-    place = old.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
-    dimensions = struct.unpack_from("<I", old, place)[0]
-    place += 4 + 8 * dimensions
-    assert file.tensors[name].offset == min(each.offset for each in file.tensors.values())
-    start = file.tensors[name].offset
-    size = 4 * int(np.prod(file.tensors[name].shape))
-    new = bytearray(old)
-    struct.pack_into("<I", new, place, number)
-    new[start : start + size] = data + bytes(size - len(data))
-    out.write_bytes(bytes(new))
+    starts = [*sorted(each.offset for each in file.tensors.values()), len(old)]
+    tensors = {}
+    for each, stored in file.tensors.items():
+        end = starts[starts.index(stored.offset) + 1]
+        tensors[each] = (stored.number, stored.shape, old[stored.offset : end])
+    tensors[name] = (number, file.tensors[name].shape, data)
+    write_tensors(file, tensors, out)
     return out
 
 

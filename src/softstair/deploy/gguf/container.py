@@ -106,7 +106,7 @@ class _Cursor:
         return self.take(CODES[kind])
 
 
-def read(path: Path) -> File:
+def open_file(path: Path) -> File:
     """Return the fields and tensors of a file.
 
     Raises:
@@ -135,14 +135,16 @@ def read(path: Path) -> File:
     return File(path, fields, header, placed)
 
 
-def write_floats(file: File, values: Mapping[str, Array], path: Path) -> None:
-    """Write a file with the same fields, and these tensors in float32."""
-    unit, names, data = int(file.fields.get("general.alignment", 32)), b"", b""
-    for name, array in values.items():
-        text, shape = name.encode(), array.shape[::-1]
+def write_tensors(
+    file: File, tensors: Mapping[str, tuple[int, tuple[int, ...], bytes]], path: Path
+) -> None:
+    """Write a file with the same fields and other tensors: the number of a type, shape, bytes."""
+    unit, names, parts, place = int(file.fields.get("general.alignment", 32)), b"", [], 0
+    for name, (number, shape, data) in tensors.items():
+        text = name.encode()
         names += struct.pack(f"<Q{len(text)}sI", len(text), text, len(shape))
-        names += struct.pack(f"<{len(shape)}QIQ", *shape, FLOATS["f32"], len(data))
-        data += array.astype("<f4").tobytes()
-        data += bytes(-len(data) % unit)
-    head = struct.pack("<4sIQ", b"GGUF", 3, len(values)) + file.header + names
-    path.write_bytes(head + bytes(-len(head) % unit) + data)
+        names += struct.pack(f"<{len(shape)}QIQ", *shape[::-1], number, place)
+        parts += [data, bytes(-len(data) % unit)]
+        place += len(data) + len(parts[-1])
+    head = struct.pack("<4sIQ", b"GGUF", 3, len(tensors)) + file.header + names
+    path.write_bytes(b"".join((head, bytes(-len(head) % unit), *parts)))

@@ -2,7 +2,9 @@
 
 import json
 import re
-import urllib.request
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,66 +33,45 @@ ROUNDINGS: dict[str, Rounding] = {
 """What llama.cpp rounds features to before it multiplies weights of a type."""
 
 
-class Runtime:
-    """A file in llama.cpp, on one thread of the CPU, with a cache in float32.
+def run(path: Path | str, context: int, **job: Any) -> Any:
+    """Return what llama.cpp says to a job of the worker."""
+    import_extra("xllamacpp", "gguf")
+    text = json.dumps({"path": str(path), "context": context, **job})
+    words = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), text]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["no message"]
+        reason = next((line for line in lines if "error" in line), lines[0])  # or an assertion
+        raise SoftstairError(f"llama.cpp cannot run {str(path)!r} ({reason.rstrip('.')}).")
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
-    Args:
-        path: The file.
-        context: The longest text, in tokens.
+
+def tokens_of(path: Path | str, text: str, context: int = 128) -> list[int]:
+    """Return the tokens of a text, by the vocabulary of a file.
+
+    Raises:
+        SoftstairError: If llama.cpp cannot load the file.
     """
+    tokens: list[int] = run(path, context, text=text)
+    return tokens
 
-    def __init__(self, path: Path, context: int) -> None:
-        x: Any = import_extra("xllamacpp", "gguf")
-        params = x.CommonParams()
-        params.model.path, params.n_ctx = str(path), context
-        params.n_parallel, params.n_gpu_layers, params.fit_params = 1, 0, False
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-        params.warmup, params.verbosity, params.cache_ram_mib = False, -1, 0
-        # Neither helps alone: flash attention rounds what it reads of any cache to fp16.
-        params.cache_type_k = params.cache_type_v = x.ggml_type.GGML_TYPE_F32
-        params.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        try:
-            self.server = x.Server(params)
-        except RuntimeError as error:
-            raise SoftstairError(f"llama.cpp cannot load {str(path)!r} ({error}).") from None
 
-    def read(self, tokens: Sequence[int], vocabulary: int, letter: int) -> Tensor:
-        """Return the log-probabilities (T, vocabulary) of what follows each token, in float64.
+def tokens_a_second(path: Path | str, tokens: Sequence[int], count: int) -> float:
+    """Return how fast llama.cpp writes so many tokens after these, on one thread of the CPU.
 
-        There is a request for each position, which draws the token ``letter``: after others
-        llama.cpp returns no probabilities.
-        """
-        rows = torch.full((len(tokens), vocabulary), torch.nan, dtype=torch.float64)
-        for place in range(len(tokens)):
-            reply = self._complete(
-                tokens[: place + 1], 1, n_probs=vocabulary, logprobs=vocabulary,
-                post_sampling_probs=False, logit_bias=[[letter, 1000.0]],
-            )  # fmt: skip
-            for entry in reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
-                rows[place, entry["id"]] = entry["logprob"]
-        if bool(rows.isnan().any()):
-            raise SoftstairError("llama.cpp did not return the probabilities of all tokens.")
-        return rows
+    Raises:
+        SoftstairError: If llama.cpp cannot load the file.
+    """
+    return float(run(path, len(tokens) + count + 1, tokens=[*tokens], count=count))
 
-    def tokens_of(self, text: str) -> list[int]:
-        """Return the tokens of a text, by the file's vocabulary."""
-        data = json.dumps({"content": text, "add_special": True}).encode()
-        address = f"{self.server.listening_address}/tokenize"
-        with urllib.request.urlopen(urllib.request.Request(address, data)) as reply:
-            tokens: list[int] = json.load(reply)["tokens"]
-        return tokens
 
-    def tokens_a_second(self, tokens: Sequence[int], count: int) -> float:
-        """Return how fast it writes so many tokens after these."""
-        timings = self._complete(tokens, count, ignore_eos=True)["timings"]
-        return float(timings["predicted_per_second"])
-
-    def _complete(self, tokens: Sequence[int], count: int, **settings: Any) -> Mapping[str, Any]:
-        request = {"prompt": list(tokens), "max_tokens": count, "cache_prompt": True, **settings}
-        reply: Mapping[str, Any] = self.server.handle_completions(request)
-        if "choices" not in reply:
-            raise SoftstairError(f"llama.cpp did not answer ({reply.get('error', reply)}).")
-        return reply
+def read(path: Path, tokens: list[int], context: int, vocabulary: int, letter: int) -> Tensor:
+    """Return llama.cpp's log-probabilities (T, vocabulary), in float64."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows"
+        sizes = {"vocabulary": vocabulary, "letter": letter}
+        run(path, context, tokens=tokens, rows=str(rows), **sizes)
+        return torch.from_numpy(np.fromfile(rows).reshape(len(tokens), vocabulary))
 
 
 def letter_of(words: Sequence[str]) -> int:

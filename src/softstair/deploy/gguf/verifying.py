@@ -21,14 +21,15 @@ from torch import Tensor, nn
 from softstair import _check
 from softstair._projections import Projection
 from softstair.deploy.gguf.blocks import FLOATS, Array
-from softstair.deploy.gguf.container import File, read, write_floats
+from softstair.deploy.gguf.container import File, open_file, write_tensors
 from softstair.deploy.gguf.network import Network, Rotary, Weights, read_network
 from softstair.deploy.gguf.runtime import (
-    Runtime,
     in_float,
     letter_of,
     log_probabilities,
+    read,
     roundings_of,
+    tokens_of,
     write_text,
 )
 from softstair.deploy.gguf.writing import as_float
@@ -149,7 +150,7 @@ def verify(
         SoftstairError: If the file is damaged, or if llama.cpp cannot load it.
         MissingExtraError: If xllamacpp is not installed.
     """
-    network, file = read_network(net, config, names, rotary), read(Path(path))
+    network, file = read_network(net, config, names, rotary), open_file(Path(path))
     found = Verification(fields=[*network.problems, *_fields(network, file)])
     if any(getattr(m, "rounding", None) and isinstance(m, Projection) for m in net.modules()):
         found.notes.append("PyTorch is run without its roundings of features")
@@ -256,18 +257,18 @@ def _run(
     """Run the twin and the file, and compare them with PyTorch."""
     context, size = (int(network.sizes[f"llama.{n}"]) for n in ("context_length", "vocab_size"))
     module, letter = in_float(network, rounded), letter_of(file.fields["tokenizer.ggml.tokens"])
-    runtime = Runtime(file.path, context)
     if text is None:
         text = write_text(module, min(POSITIONS, context - 1), size)
-    tokens = runtime.tokens_of(text) if isinstance(text, str) else text
+    tokens = tokens_of(file.path, text, context) if isinstance(text, str) else text
     tokens = [_check.integer("text", int(token), 0, size - 1) for token in tokens]
     tokens = tokens[: context - 1]  # llama.cpp needs a place for its answer
     logits = log_probabilities(module, tokens)
     with tempfile.TemporaryDirectory() as folder:
         twin = Path(folder) / "twin.gguf"
-        write_floats(file, values, twin)
-        found.twin = Distance.of(logits, Runtime(twin, context).read(tokens, size, letter), tokens)
-    given = runtime.read(tokens, size, letter)
+        floats = {n: (FLOATS["f32"], v.shape, v.astype("<f4").tobytes()) for n, v in values.items()}
+        write_tensors(file, floats, twin)
+        found.twin = Distance.of(logits, read(twin, tokens, context, size, letter), tokens)
+    given = read(file.path, tokens, context, size, letter)
     found.file = Distance.of(logits, given, tokens)
     rounds = roundings_of(network, file)
     if rounds is not None:

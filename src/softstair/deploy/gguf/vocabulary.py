@@ -53,7 +53,10 @@ def vocabulary_of(tokenizer: "str | Path | Vocabulary", size: int) -> Vocabulary
         raise _check.invalid("tokenizer", problem)
     types = [*(words.types or [NORMAL] * len(words.tokens)), *[UNUSED] * missing]
     tokens = [*words.tokens, *(f"<unused {number}>" for number in range(missing))]
-    return replace(words, tokens=tokens, types=types)
+    fields = dict(words.fields or {})
+    if "scores" in fields:
+        fields["scores"] = [*fields["scores"], *[0.0] * missing]
+    return replace(words, tokens=tokens, types=types, fields=fields)
 
 
 def characters(text: Sequence[str]) -> Vocabulary:
@@ -82,9 +85,9 @@ def _of_folder(folder: Path) -> Vocabulary:
     if model["type"] != "BPE" or sorted(words) != [*range(len(words))]:
         raise _check.invalid("tokenizer", f"must be BPE without gaps, but is {model['type']}")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    names = ("bos", "eos", "unk", "pad")
-    numbers = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in names}
-    fields: dict[str, Any] = {name: n for name, n in numbers.items() if n is not None}
+    special = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    numbers = {name: getattr(tokenizer, f"{own}_token_id") for own, name in special.items()}
+    fields: dict[str, Any] = {f"{k}_token_id": n for k, n in numbers.items() if n is not None}
     first = tokenizer.encode("a")[:1]
     fields |= {"add_bos_token": first == [tokenizer.bos_token_id], "add_eos_token": False}
     tokens = [words[number] for number in range(len(words))]

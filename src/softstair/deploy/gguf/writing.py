@@ -42,7 +42,8 @@ def write(
 
     Quantised weights are stored as their integers and quanta: ternary ones as TQ2_0 (rows of a
     multiple of 256) or Q2_0 (64), INT2 as Q2_0, INT3 and INT4 as Q4_0 (32), others as Q8_0 (32).
-    Float weights are stored as F16 if that changes none of a tensor, and otherwise as F32. The
+    Float weights are stored as F16 if that changes none of a tensor, and otherwise, and those of
+    normalisations, as F32. The
     quantum of a whole layer may be any number; those of rows and groups must be fp16 numbers.
 
     Args:
@@ -108,7 +109,9 @@ def _encode(name: str, weights: Weights, keep: Mapping[str, str], ternary: Terna
     if kind is not None:
         _check.choice("keep", kind, FLOATS)
     elif integers is None:
-        kind = "f16" if exact.ndim > 1 and (as_float(exact, "f16") == exact).all() else "f32"
+        kind = "f16" if (as_float(exact, "f16") == exact).all() else "f32"
+    if exact.ndim == 1:
+        kind = "f32"  # llama.cpp takes no other normalisations
     if kind is not None or integers is None or quanta is None:
         return Encoded(FLOATS[str(kind)], _floats(name, exact, str(kind)))
     kind, sign = _block_of(name, integers, ternary)
