@@ -78,7 +78,9 @@ def check_kept_activations(net: nn.Module, x: Tensor) -> list[str]:
     return [kinds[name] for name in errors]
 
 
-def bring(build: Callable[[], nn.Module], shape: tuple[int, ...], folder: Path) -> list[str]:
+def bring(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], folder: Path, qonnx: bool = True
+) -> list[str]:
     """Take a network from float to C and ONNX; return the activations that were kept."""
     torch.manual_seed(0)
     model = build()
@@ -94,7 +96,7 @@ def bring(build: Callable[[], nn.Module], shape: tuple[int, ...], folder: Path) 
         expected = model(float_of(new)).argmax(1)
     assert len(expected.unique()) > 1
     assert (frozen.predict(new) == expected).float().mean() >= KEPT
-    assert formats(frozen, new[:24], folder) == [True] * 3
+    assert formats(frozen, new[:24], folder) == [True, qonnx, True]
     return kept
 
 
@@ -131,3 +133,51 @@ def mobile(gate: type[nn.Module]) -> nn.Module:
 def test_squeeze_and_excite_with_hardswish(gate: type[nn.Module], tmp_path: Path) -> None:
     kept = bring(lambda: mobile(gate), (3, 8, 8), tmp_path)
     assert kept == ["Hardswish", "Hardswish", gate.__name__, "Hardswish"]
+
+
+@needs_compiler
+@pytest.mark.nightly
+def test_an_average_over_25_by_5_before_a_layer(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        depthwise = norm_of(nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.ReLU())
+        head = nn.Sequential(nn.AvgPool2d((25, 5)), nn.Flatten(), nn.Linear(8, 12), nn.ReLU())
+        first = norm_of(nn.Conv2d(1, 8, (10, 4), (2, 2), (5, 1), bias=False), nn.ReLU())
+        return nn.Sequential(first, depthwise, head, nn.Linear(12, 3))
+
+    # The sums of the layer exceed what float32 holds.
+    assert bring(build, (1, 49, 10), tmp_path, qonnx=False) == []
+
+
+@needs_compiler
+@pytest.mark.nightly
+def test_a_network_with_gelu_and_prelu(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        first = norm_of(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.GELU(), nn.MaxPool2d(2))
+        second = norm_of(nn.Conv2d(8, 12, 3, padding=1), nn.PReLU(12))
+        third = nn.Sequential(nn.Conv2d(12, 12, 3), nn.GELU(approximate="tanh"))
+        head = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.PReLU(init=-0.1), nn.Linear(16, 3))
+        return nn.Sequential(first, second, third, head)
+
+    assert bring(build, (3, 8, 8), tmp_path) == ["GELU", "PReLU", "GELU", "PReLU"]
+
+
+def gated(channels: int, dilation: int) -> nn.Module:
+    """A causal layer of a temporal network: tanh · sigmoid, and a shortcut."""
+    conv = lambda: nn.Conv1d(channels, channels, 3, dilation=dilation)
+    modules = {"pad": nn.ZeroPad1d((2 * dilation, 0)), "filter": conv(), "gate": conv()}
+
+    def code(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.pad(x)
+        return x + m.mix(torch.tanh(m.filter(y)) * torch.sigmoid(m.gate(y)))
+
+    return Code(code, **modules, mix=nn.Conv1d(channels, channels, 1))
+
+
+@needs_compiler
+def test_a_temporal_network_with_gates(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        first = nn.Sequential(nn.Conv1d(2, 12, 1), nn.Tanh())
+        last = nn.Sequential(nn.AvgPool1d(16), nn.Flatten(), nn.Linear(24, 3))
+        return nn.Sequential(first, *(gated(12, 2**n) for n in range(3)), last)
+
+    assert sorted(bring(build, (2, 32), tmp_path)) == ["Tanh"] + ["sigmoid"] * 3 + ["tanh"] * 3
