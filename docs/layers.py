@@ -12,7 +12,8 @@ from softstair.convert.ops import OPERATORS, RESHAPES, Effect, Operator
 from softstair.deploy.modules import never_decreases
 
 PAGE = Path(__file__).parent / "layers.md"
-HEADS = "layer or function", "`quantise`", "fused", "freezes", "remarks"
+FORMATS = "C", "ONNX", "QONNX"
+HEADS = "layer or function", "`quantise`", "trains", "fused", "freezes", *FORMATS, "remarks"
 QUANTISE = {Effect.WEIGHTS: "quantises the weights"}
 ACTIVATION_HEADS = "activation", "intN, uintN by name", "other stairs", "a kept one freezes"
 
@@ -36,7 +37,9 @@ def _facts(row: Operator) -> tuple[str, ...]:
         quantise = "quantises the weights by name" if row.grouped else "keeps it in float"
     why = row.why if not row.exports else ""
     remarks = "; ".join(text for text in (why, row.note) if text)
-    return (quantise, _word(row.fuses), _word(row.exports), remarks)
+    formats = (_word(row.exports and name not in row.not_in) for name in FORMATS)
+    # All that quantise leaves in float trains, too.
+    return (quantise, "yes", _word(row.fuses), _word(row.exports), *formats, remarks)
 
 
 def table() -> str:

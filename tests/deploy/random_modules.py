@@ -401,16 +401,21 @@ def _pooled(b: _Builder, h: str) -> str:
     height, width = b.shapes[h][1:]
     before = b.conv(h, 3, 1) if b.rng.random() < 0.3 else ""
     maxima = [
-        nn.MaxPool2d((2, 3), b.rng.choice([1, 2]), 1),
+        nn.MaxPool2d((2, 3), b.rng.choice([1, 2]), 1, ceil_mode=b.rng.random() < 0.5),
         nn.AdaptiveMaxPool2d((height, None)),
         nn.AdaptiveMaxPool2d(1),
         lambda x: F.max_pool2d(x, 2, 1),
     ]
     if before:
         return b.stair(b.run(b.rng.choice(maxima[:3]), before))
-    thirds = nn.AvgPool2d(3, 1, 1), nn.AvgPool2d((1, 3), 1, divisor_override=5)
+    thirds = (
+        nn.AvgPool2d(3, 1, 1),
+        nn.AvgPool2d((1, 3), 1, divisor_override=5),
+        nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+    )
     averages = [
         nn.AvgPool2d(2, 1, b.rng.choice([0, 1])),
+        nn.AvgPool2d(2, 2, 1, ceil_mode=True),
         nn.AdaptiveAvgPool2d((height, width)),
         lambda x: F.avg_pool2d(x, (1, 4)),
         *thirds,
@@ -419,6 +424,28 @@ def _pooled(b: _Builder, h: str) -> str:
     pool = nn.AdaptiveAvgPool2d((height, width)) if small else b.pick([*maxima, *averages])
     b.exact_averages &= pool not in thirds
     return b.stair(b.conv(b.run(pool, h), 3, 1))
+
+
+def _multiplied(b: _Builder, h: str) -> str:
+    """Products, differences and constants of features and sums, and gates over all places."""
+    channels = b.shapes[h][0]
+    y = b.stair(b.conv(h, channels, 3))
+    constant = torch.randint(1, 9, (channels, 1, 1)) / 8
+    kinds: list[Callable[..., Tensor]] = [
+        lambda x, y: x * y,
+        lambda x, y: x - y,
+        lambda x, y: x * y.mean([2, 3], keepdim=True),
+        lambda x, y: (-x) * 0.75 + y,
+        lambda x, y: x * constant - y,
+        lambda x, y: 1 - torch.mul(x, y) / 4,
+    ]
+    kind = b.pick(kinds)
+    b.exact_averages &= kind is kinds[1]
+    z = b.run(kind, h, y)
+    if b.rng.random() < 0.4:
+        z = b.run(nn.Hardsigmoid(), b.conv(z, channels, 1))
+        return b.stair(b.conv(b.run(lambda x, y: torch.multiply(x, y), z, h), 3, 1))
+    return b.stair(b.conv(z, 3, b.rng.choice([1, 3])))
 
 
 def _concatenated(b: _Builder, h: str) -> str:
@@ -481,6 +508,7 @@ BLOCKS: dict[str, Callable[[_Builder, str], str]] = {
     "concatenated": _concatenated,
     "padded": _padded,
     "in one dimension": _in_one_dimension,
+    "multiplied": _multiplied,
 }
 HIDDEN = {"slice", "view", "written view"}
 """Not exported, so that the others are not combined with them."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from softstair.deploy import nodes
+from softstair.deploy.combining import Multiply, Scale, Subtract
 from softstair.deploy.frozen import FrozenNetwork
 
 WEIGHTS = {
@@ -207,6 +208,25 @@ class RandomBuilder:
         low, high = (int(np.prod(kernel)) * end for end in (source.low, source.high))
         return self.add(nodes.SumPool(name, (self.last,), low, high, kernel, kernel, (0, 0)))
 
+    def multiply(self, name: str, a: str, b: str) -> str:
+        ends = [m * n for m in self._ends(a) for n in self._ends(b)]
+        return self.add(Multiply(name, (a, b), min(ends), max(ends)))
+
+    def subtract(self, name: str, *terms: str) -> str:
+        low, high = self._ends(terms[0]) if len(terms) == 2 else (0, 0)
+        least, greatest = self._ends(terms[-1])
+        return self.add(Subtract(name, terms, low - greatest, high - least))
+
+    def scale(self, name: str) -> str:
+        """Multiply by a number for each place."""
+        shape = (1, *self.results[self.last].shape[2:])
+        factor = torch.tensor(self.random.integers(1, 7, shape)).int()
+        low, high = (6 * end for end in self._ends(self.last))
+        return self.add(Scale(name, (self.last,), min(low, 0), max(high, 0), factor))
+
+    def _ends(self, name: str) -> tuple[int, int]:
+        return self.nodes[name].low, self.nodes[name].high
+
     def add_features(self, name: str, a: str, b: str) -> str:
         low, high = (self.nodes[a].low + self.nodes[b].low, self.nodes[a].high + self.nodes[b].high)
         return self.add(nodes.Add(name, (a, b), low, high))
@@ -258,6 +278,13 @@ def random_network(seed: int) -> RandomBuilder:
     net.requantise("deep.stair", *ends, beside=beside, rounding=rounding)
     if random.integers(2):
         net.add_features("deep.add", start, net.last)
+    if random.integers(2):
+        net.subtract("deep.difference", *choose([(start, net.last), (net.last,)]))
+    if random.integers(2) and max(map(abs, net._ends(net.last))) < 2**13:
+        net.multiply("deep.product", net.last, start)
+        net.requantise("deep.product.stair", *choose([(0, 15), (-128, 127)]))
+    if random.integers(2) and max(map(abs, net._ends(net.last))) < 2**13:
+        net.scale("deep.scaled")
     if random.integers(2):
         net.concatenate("deep.both", net.last, start)
     if random.integers(2):

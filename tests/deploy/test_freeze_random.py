@@ -108,9 +108,9 @@ def _examine_in_c(results: list[Result], folder: Path, kind: str) -> None:
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:all weights of")
 @pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("first", [14, *range(FIRST, FIRST + NETWORKS, SLICE)])
+@pytest.mark.parametrize("first", [len(BLOCKS), *range(FIRST, FIRST + NETWORKS, SLICE)])
 def test_random_networks_raise_or_are_equal_everywhere(first: int, tmp_path: Path) -> None:
-    count = 14 if first == 14 else SLICE
+    count = len(BLOCKS) if first == len(BLOCKS) else SLICE
     results = [examine(seed) for seed in range(first, first + count)]
     written = [result for result in results if result.written]
     for start in range(0, len(written), PER_PROGRAM):

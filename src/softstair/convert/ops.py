@@ -109,6 +109,8 @@ class Operator:
     listed."""
     exact: bool = False
     """Whether deployment has an integer form of the operation."""
+    not_in: tuple[str, ...] = ()
+    """Formats that have no form of it: "C", "ONNX" or "QONNX"; they refuse it by name."""
     note: str = ""
     """For the documentation: the conditions of an export, or what is special."""
     keeps_order: bool = False
@@ -117,7 +119,7 @@ class Operator:
 
     @property
     def exports(self) -> bool:
-        """Whether a frozen network, ONNX, QONNX and C have what ``quantise`` makes of it."""
+        """Whether frozen networks have what ``quantise`` makes of it; ``not_in`` is about files."""
         return self.exact or self.passes or self.keeps_order or self.effect is Effect.ACTIVATION
 
     @property

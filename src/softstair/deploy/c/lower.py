@@ -216,17 +216,18 @@ class _Lowering:
         return Operation(number, (number,), (home,), calls, "between zeros")
 
     def _concatenate(self, number: int, node: nodes.Concat) -> Operation:
-        if node.axis != 1:
-            raise ExportError.of(node.name, f"C cannot concatenate along axis {node.axis}")
-        homes = tuple(self._home(name) for name in node.inputs)
-        channels = [self.layout.features[name].channels for name in node.inputs]
-        firsts = [sum(channels[:place]) for place in range(len(channels))]
-        calls = (
-            f"ss_place(&layer_{home}, &layer_{number}, 1, 1, 0, 0, {first});"
-            for home, first in zip(homes, firsts, strict=True)
+        homes, output = tuple(map(self._home, node.inputs)), self.layout.features[node.name]
+        # Channels, rows and columns, as in Features.
+        axis = (
+            node.axis - 1 if node.axis == 1 else node.axis - len(self.network.sizes[node.name]) - 1
         )
-        clear = _clear(number, self.layout.features[node.name])
-        return Operation(number, (number,), homes, (*clear, *calls), "side by side")
+        calls, first = list(_clear(number, output)), [0, 0, 0]
+        for home, name in zip(homes, node.inputs, strict=True):
+            x = self.layout.features[name]
+            place = f"{x.width}, {output.width}, {first[1]}, {first[2]}, {first[0]}"
+            calls.append(f"ss_place(&layer_{home}, &layer_{number}, {place});")
+            first[axis] += (x.channels, x.height, x.width)[axis]
+        return Operation(number, (number,), homes, tuple(calls), "side by side")
 
     def _select(self, number: int, node: nodes.Select) -> Operation:
         home, output = self._home(node.inputs[0]), self.layout.features[node.name]
