@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +122,14 @@ def _prepare(request: dict[str, Any]) -> None:
 
 
 def _tell(begun: Path) -> None:
-    from softstair.train import loop
+    module = import_module("softstair.train.fit")
+    step = module.Step
 
-    run_epochs = loop.run_epochs
-
-    def told(*given: Any) -> None:
+    def told(*given: Any) -> Any:
         begun.touch()
-        run_epochs(*given)
+        return step(*given)
 
-    loop.run_epochs = told
+    module.Step = told  # type: ignore[attr-defined]
 
 
 def _hasten(every: int) -> None:

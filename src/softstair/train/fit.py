@@ -168,7 +168,8 @@ def _train(
                 for watcher in watchers:
                     watcher.step(state)
                 run.keep(state, stop)  # saves a checkpoint if it is due, or if a signal came
-            check_finite(state)
+            check_finite(state)  # which waits for the device
+            state.lap()
             metrics = measure(state, training, valid, lambda: run.keep(state, stop))
             check_finite(state, metrics["valid_loss"] or 0.0)
             run.log(metrics)
