@@ -155,7 +155,7 @@ def trained(trial: Trial, folder: Path, deadline: float) -> dict[str, Any] | Non
     net.to(device)
     run = torch.compile(net) if device.type == "cuda" else net
     optimiser, began = make_optimiser(net, trial), time.perf_counter()
-    warm = min(100, trial.steps // 10)
+    warm = max(1, min(100, trial.steps // 10))
     decay = lambda k: min(1, (k + 1) / warm) * (1 + math.cos(math.pi * k / trial.steps)) / 2
     rates = torch.optim.lr_scheduler.LambdaLR(optimiser, decay)
     generator = torch.Generator().manual_seed(trial.seed)

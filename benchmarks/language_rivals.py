@@ -10,7 +10,7 @@ bitnet   s·round(w/s), s = mean |w| of the layer now (BitNet b1.58)     1
 plain    s·round(w/s), s of least squared error of a row at the start   1
 lsq      s·round(w/s), s learned, one a row (LSQ)                       1 between the ends
 paretoq  ⅔α·round(1½·clip(w/α)), α learned, one a row (ParetoQ)         1 where abs(w) < α
-quest    H⁻¹·s·round(Hw/s), H Hadamard's of 128, s best for normal      1 where the error is at
+quest    s·round(Hw/s), H Hadamard's of 128, s best for normal          1 where the error is at
          numbers of the row's RMS; features are multiplied by H too     most s/2, in H's domain
 parq     the identity between levels, ever steeper (PARQ's sigmoid)     1
 ======== ============================================================== ========================
