@@ -30,7 +30,7 @@ def measure(run: Path, count: int, data_dir: Path) -> dict[str, Any]:
     _, x, _ = examples_of(network.about, data_dir, count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plan = write(network.frozen, folder, scratch=2**14)
+        plan = write(network.frozen, folder, scratch=2**14, cpu="arm")
         board, figures = emulate(folder, x)
         host = _output([str(build(folder)), "--bits", "examples.bin"], folder)
     if board.strip() != host.strip():

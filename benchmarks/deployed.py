@@ -169,7 +169,7 @@ def on_cortex(path: Path, model: Any) -> dict[str, Any]:
     text, (step, zero) = cmsis_nn.program(model, x)
     levels = (x / step + zero).round().clamp(-128, 127)
     with tempfile.TemporaryDirectory() as name:
-        write(deployed("speech-dscnn-int4").frozen, Path(name), scratch=2**14)
+        write(deployed("speech-dscnn-int4").frozen, Path(name), scratch=2**14, cpu="arm")
         figures["ours, INT4"] = emulate(Path(name), (levels + 128).to(torch.uint8))[1]
         (Path(name) / "network.c").write_text(text, encoding="ascii")
         printed, counts = emulate(Path(name), (levels + 128).to(torch.uint8), *variables)

@@ -21,6 +21,7 @@ from torch import Tensor
 from softstair.deploy.c import LANGUAGE, SCRATCH, from_trace, winograd, write
 from softstair.deploy.c.program import sources
 from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.target import Cpu
 
 HERE = Path(__file__).parent
 # Nothing is allocated, and the search for leaks takes seconds.
@@ -38,14 +39,6 @@ BUILDS = {
     # The products of a Cortex-M4 with plain multiplications.
     "packed": (*SANITIZED, *TWO_THREADS, "-DSOFTSTAIR_PACKED"),
     "fast": ("-Werror", "-O3", NATIVE),
-    # The code for AVX2, with its instructions by hand; the native build has the real ones.
-    "avx2": (
-        *SANITIZED,
-        "-D__AVX2__",
-        "-D__POPCNT__",
-        "-isystem",
-        str(HERE.parent / "deploy/avx2_by_hand"),
-    ),
 }
 CORTEX = ("arm-none-eabi-gcc", "qemu-system-arm", "make")
 
@@ -66,7 +59,9 @@ def differing(expected: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str
 
 
 @cache
-def networks_in_c(scratch: int) -> tuple[dict[str, RandomBuilder], dict[int, dict[str, str]]]:
+def networks_in_c(
+    scratch: int, cpu: Cpu
+) -> tuple[dict[str, RandomBuilder], dict[int, dict[str, str]]]:
     """Return all of :data:`NETWORKS`, and their files.
 
     Those in tiles use Winograd's algorithm wherever it is exact and fits, however slow.
@@ -75,18 +70,25 @@ def networks_in_c(scratch: int) -> tuple[dict[str, RandomBuilder], dict[int, dic
     for number, (name, net) in enumerate(nets.items()):
         is_faster = (lambda *_: True) if name in TILED else winograd.is_faster
         with mock.patch.object(winograd, "is_faster", is_faster):
-            texts[number], plan = sources(net.network(), f"net{number}", scratch)
+            texts[number], plan = sources(net.network(), f"net{number}", scratch, cpu=cpu)
         tiled = tuple(row.names[0] for row in plan.rows if row.in_tiles)
+        if cpu == "x86":
+            assert not tiled
+            continue
         assert tiled == TILED.get(name, tiled)
         assert max(row.scratch for row in plan.rows) <= scratch
     return nets, texts
 
 
 def check_networks(
-    folder: Path, *command: str, scratch: int = SCRATCH, run_with: Sequence[str] = ()
+    folder: Path,
+    *command: str,
+    scratch: int = SCRATCH,
+    run_with: Sequence[str] = (),
+    cpu: Cpu = "arm",
 ) -> None:
     """Compile all of :data:`NETWORKS` without a warning, and compare every node of them."""
-    nets, texts = networks_in_c(scratch)
+    nets, texts = networks_in_c(scratch, cpu)
     program = compile_together(texts, folder, *command)
     for number, (name, net) in enumerate(nets.items()):
         results = run_in_program(program, number, net.network(), net.bytes, run_with)

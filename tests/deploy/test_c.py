@@ -35,8 +35,8 @@ from random_networks import RandomBuilder, random_network
 from softstair._errors import SoftstairError
 from softstair.deploy import nodes
 from softstair.deploy.c import LANGUAGE, SCRATCH, build, runner, write
+from softstair.deploy.c.packing import pack_fields
 from softstair.deploy.c.program import Buffer, arrange, sources
-from softstair.deploy.c.sums import pack_fields
 from softstair.deploy.nodes import ExportError
 
 STRIPS = 90_000  # bytes of scratch memory, so that tiles are computed in several strips
@@ -46,8 +46,15 @@ STRIPS = 90_000  # bytes of scratch memory, so that tiles are computed in severa
 @needs_compiler
 @pytest.mark.parametrize("kind", BUILDS)
 def test_every_node_of_every_network_is_equal(kind: str, tmp_path: Path) -> None:
-    scratch = SCRATCH if kind in ("plain", "fast", "avx2") else STRIPS
+    scratch = SCRATCH if kind in ("plain", "fast") else STRIPS
     check_networks(tmp_path, "cc", *LANGUAGE, *BUILDS[kind], scratch=scratch)
+
+
+@pytest.mark.nightly(keep=2)
+@needs_compiler
+@pytest.mark.parametrize("kind", [name for name in BUILDS if name != "packed"])
+def test_every_node_of_every_network_for_x86_is_equal(kind: str, tmp_path: Path) -> None:
+    check_networks(tmp_path, "cc", *LANGUAGE, *BUILDS[kind], cpu="x86")
 
 
 def test_packed_products_are_used_where_sums_are_proven_to_fit() -> None:
@@ -171,7 +178,7 @@ def test_object_file_needs_no_library_and_packs_weights(
     net.layer("large", 128, "ternary", (-1, 0, 1), padding=(1, 1))
     net.flatten("flat")
     net.scores("linear", 128, "ternary")
-    plan = write(net.network(), tmp_path)
+    plan = write(net.network(), tmp_path, cpu="arm")
     flags = ("-std=c99", "-O3", "-fno-builtin", "-c", "network.c")
     subprocess.run([*command, *flags], cwd=tmp_path, check=True)
     unknown = subprocess.check_output(["nm", "-u", "network.o"], cwd=tmp_path, text=True)
@@ -200,7 +207,7 @@ def test_buffers_in_use_at_once_share_no_byte(given_buffers: list[tuple[int, int
 
 
 def test_memory_of_a_chain_is_that_of_two_layers(tmp_path: Path) -> None:
-    plan = write(bit_features().network(), tmp_path)
+    plan = write(bit_features().network(), tmp_path, cpu="arm")
     rows = plan.rows
     most = max(a.memory[1] + b.memory[1] + b.scratch for a, b in pairwise(rows))
     assert plan.ram <= most + 16 * 4 + 8 * 5

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def test_every_node_is_equal(name: str, tmp_path: Path) -> None:
     builder = NETWORKS[name]()
     network, x = builder.network(), builder.bytes[:1]
-    write(network, tmp_path)
+    write(network, tmp_path, cpu="arm")
     # The words of all nodes precede the class.
     words = [line for line in emulated(tmp_path, x, trace=True) if " " not in line]
     values = np.array([int(word, 16) for word in words], dtype=np.uint32).view(np.int32)
@@ -42,7 +42,7 @@ def test_scores_are_printed_and_other_files_are_refused(
 ) -> None:
     builder = NETWORKS[name]()
     network = builder.network(outputs)
-    write(network, tmp_path)
+    write(network, tmp_path, cpu="arm")
     *lines, ticks = emulated(tmp_path, builder.bytes)
     expected = network(builder.bytes)
     if outputs == "classes":
@@ -66,7 +66,7 @@ def test_scores_are_printed_and_other_files_are_refused(
 @needs_cortex
 @pytest.mark.parametrize("name", ["bits", "units"])
 def test_object_file_needs_only_integers_of_the_compiler(name: str, tmp_path: Path) -> None:
-    write(NETWORKS[name]().network(), tmp_path)
+    write(NETWORKS[name]().network(), tmp_path, cpu="arm")
     flags = "-std=c99 -O2 -fno-builtin -mcpu=cortex-m4 -mthumb".split()
     command = ["arm-none-eabi-gcc", *flags, "-ffreestanding", "-c", "network.c"]
     subprocess.run(command, cwd=tmp_path, check=True)

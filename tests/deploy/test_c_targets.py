@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from c_networks import int8_last_layer
 from compiled import (
     NATIVE,
     SANITIZED,
@@ -21,7 +19,7 @@ from compiled import (
 
 import softstair as ss
 from softstair import zoo
-from softstair.deploy.c import LANGUAGE, THREADS, write
+from softstair.deploy.c import LANGUAGE, THREADS
 from softstair.deploy.c.program import sources
 from softstair.deploy.freezing import freeze
 from softstair.deploy.frozen import FrozenNetwork
@@ -111,12 +109,3 @@ def test_every_node_is_equal_on_emulated_processors(target: str, tmp_path: Path)
     check_networks(tmp_path, *command, *STRICT, run_with=run_with)
     text = check(frozen_network("resnet8"), tmp_path, command, run_with=run_with)
     assert "ss_store_rescaled" in text
-
-
-@pytest.mark.parametrize("flags", [("-mavx512vnni", "-mavx512vl"), ("-mavx2", "-mavxvnni")])
-def test_vnni_compiles_without_a_warning(flags: tuple[str, ...], tmp_path: Path) -> None:
-    require(X86)
-    write(int8_last_layer().network(), tmp_path)
-    command = [X86, "-std=c99", *STRICT, "-O3", *flags, "-S", "network.c"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    assert "vpdpwssd" in (tmp_path / "network.s").read_text()

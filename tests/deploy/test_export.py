@@ -142,14 +142,14 @@ def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
     assert least.ram < plan.ram
     flash, ram = plan.flash - 1, plan.ram - 1
     with pytest.raises(ValueError, match=r"code adds .* 18 kB") as error:
-        ss.deploy.export(frozen, refused, fit_flash=flash)
+        ss.deploy.export(frozen, refused, cpu="arm", fit_flash=flash)
     assert f"fit_flash allows {flash:,} bytes, but the constants take {plan.flash:,}" in str(error)
     with pytest.raises(ValueError, match=rf"`scratch=0` and `threads=1` take {least.ram:,}\."):
-        ss.deploy.export(frozen, refused, fit_ram=ram)
+        ss.deploy.export(frozen, refused, cpu="arm", fit_ram=ram)
     with pytest.raises(ValueError, match=r"fit_flash allows 0 bytes"):
-        ss.deploy.export(frozen, refused, fit_flash=0, fit_ram=0, scratch=0)
+        ss.deploy.export(frozen, refused, cpu="arm", fit_flash=0, fit_ram=0, scratch=0)
     assert not refused.exists()
-    fits = {"fit_flash": plan.flash, "fit_ram": plan.ram}
+    fits: Any = {"fit_flash": plan.flash, "fit_ram": plan.ram, "cpu": "arm"}
     assert ss.deploy.export(frozen, tmp_path / "fits", check=False, **fits).plan == plan
 
 
@@ -157,7 +157,7 @@ def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
 def test_memory_of_a_second_thread_is_counted(tmp_path: Path) -> None:
     frozen = frozen_of()
     alone = memory_plan(frozen, scratch=0)
-    exported = ss.deploy.export(frozen, tmp_path / "fits", threads=2, scratch=0)
+    exported = ss.deploy.export(frozen, tmp_path / "fits", threads=2, scratch=0, cpu="arm")
     plan = exported.plan
     assert exported.mismatches == 0
     assert plan == memory_plan(frozen, scratch=0, threads=2)
@@ -178,7 +178,7 @@ def test_memory_of_a_second_thread_is_counted(tmp_path: Path) -> None:
     command = ["cc", *THREADS[2], "-o", "size", "size.c"]
     subprocess.run(command, cwd=tmp_path / "fits", check=True)
     assert int(subprocess.check_output([tmp_path / "fits/size"])) == plan.ram
-    refused = {"fit_ram": plan.ram - 1, "threads": 2, "scratch": 0}
+    refused = {"fit_ram": plan.ram - 1, "threads": 2, "scratch": 0, "cpu": "arm"}
     with pytest.raises(ValueError, match=rf"`threads=1` take {alone.ram:,}\."):
         ss.deploy.export(frozen, tmp_path / "refused", **refused)
     assert not (tmp_path / "refused").exists()

@@ -68,8 +68,8 @@ class Command(NetworkFlags):
     )
     scratch: int | None = flag(
         None,
-        "Bytes of memory that a layer of C may use to be faster (default: 1048576, or 16384 for "
-        "x86; 16384 for microcontrollers).",
+        "Bytes of memory that a layer of C for ARM may use to be faster (default: 1048576; 16384 "
+        "for microcontrollers).",
     )
     fit_flash: int | None = flag(
         None, "Refuse to write C whose constants take more bytes; its code comes on top."

@@ -89,14 +89,14 @@ def export(
         out: The file to write, or for C a folder that is new, empty or an earlier export.
         to: ``"onnx"``, ``"qonnx"``, ``"c"``, ``"tflite"`` or ``"gguf"``.
         x: Integers to compare on, such as a test set; by default 32 random inputs.
-        scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB, or 16384
-            for x86; 16384 for microcontrollers.
-        fit_flash: Bytes that the constants of C may take; the code comes on top.
-        fit_ram: Bytes that the memory plan of C may take; the stack comes on top.
+        scratch: Bytes of memory that a layer of C for ARM may use to be faster, by default 1 MiB;
+            16384 for microcontrollers.
+        fit_flash: Bytes that the constants of C for ARM may take; the code comes on top.
+        fit_ram: Bytes that the memory plan of C for ARM may take; the stack comes on top.
         threads: Threads of C. 2 computes layers of 16 million products or more on two POSIX
             threads; the memory plan has the stack and the scratch memory of the second.
         cpu: ``"x86"`` or ``"arm"``, on which C or ONNX is to be fast; by default this machine's.
-            The numbers are the same on both.
+            The numbers are the same on both. ``"arm"`` is for microcontrollers, too.
         runtime: What runs ONNX: ``"openvino"`` reads files of ``"onnxruntime"`` wrongly.
         flavour: Of QONNX: ``"multithreshold"`` for FINN, ``"quant"`` for hls4ml.
         check: Whether to run what was written; False needs no compiler and no runtime. The
@@ -125,6 +125,10 @@ def export(
     memory = c.SCRATCH_OF[target.cpu] if scratch is None else scratch
     if to == "c":
         _check_folder(path)
+        for name, value in {"scratch": scratch, **fits}.items():
+            if value is not None and target.cpu == "x86":
+                problem = "is for ARM, but the C is for x86: leave it out, or give cpu='arm'"
+                raise _check.invalid(name, f"{problem}, also for microcontrollers")
         c.check_fit(frozen, memory, fit_flash, fit_ram, threads)
     examples = frozen.input.random(EXAMPLES) if x is None else x
     frozen.input.check(examples)

@@ -18,6 +18,7 @@ from softstair.deploy import nodes
 from softstair.deploy.combining import Multiply
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import ExportError, Shape
+from softstair.deploy.target import Cpu
 
 PLANES = {"SS_TERNARY": 2, "SS_SIGN": 1, "SS_BIT": 1}
 WIDTHS = {"SS_BYTES": 1, "SS_HALVES": 2, "SS_WORDS": 4}
@@ -65,11 +66,12 @@ class MemoryLayout:
 
     features: dict[str, Features]  # a Flatten without a copy has its input's
     home: dict[str, str]  # the node in whose memory it lies
+    cpu: Cpu = "arm"
 
 
-def layout(network: FrozenNetwork) -> MemoryLayout:
-    """Choose the layout of every node's result."""
-    memory = MemoryLayout({}, {})
+def layout(network: FrozenNetwork, cpu: Cpu) -> MemoryLayout:
+    """Choose the layout of every node's result: for x86 without bit planes, bytes unsigned."""
+    memory, is_signed = MemoryLayout({}, {}, cpu), cpu != "x86"
     for node in network.nodes:
         size = _size(node.name, network.sizes[node.name])
         memory.home[node.name] = node.name
@@ -81,10 +83,10 @@ def layout(network: FrozenNetwork) -> MemoryLayout:
         elif isinstance(node, nodes.MaxPool | nodes.Select | nodes.PixelShuffle):
             before = memory.features[node.inputs[0]]
             features = Features(before.kind, *size, before.bias)
-        elif isinstance(node, BIT_NODES) and (kind := _planes(network, node)):
+        elif is_signed and isinstance(node, BIT_NODES) and (kind := _planes(network, node)):
             features = Features(kind, *size)
         else:
-            kind, bias = _numbers(node)
+            kind, bias = _numbers(node, is_signed)
             features = Features(kind, *size, bias)
         memory.features[node.name] = features
     return memory
@@ -145,13 +147,13 @@ def _counts_bits(network: FrozenNetwork, node: nodes.Sum) -> bool:
     return full and node.groups == 1 and bool((node.weight.long().abs() <= 1).all())
 
 
-def _numbers(node: nodes.Node) -> tuple[str, int]:
+def _numbers(node: nodes.Node, is_signed: bool) -> tuple[str, int]:
     """Return the kind and bias of integers: bytes if they hold them and 0, else halves or words."""
     low, high = min(node.low, 0), max(node.high, 0)
     if high - low > 255:
         return "SS_HALVES" if nodes.bits(low, high) <= 16 else "SS_WORDS", 0
     fits = low >= -128 and high <= 127
-    return "SS_BYTES", 0 if fits else low + 128
+    return "SS_BYTES", low if not is_signed else 0 if fits else low + 128
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from softstair.deploy.c.layout import (
     structure,
 )
 from softstair.deploy.c.lower import lower
+from softstair.deploy.c.panels import SLACK
 from softstair.deploy.c.winograd import SCRATCH, SCRATCH_OF
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.nodes import ExportError, Scores
@@ -140,10 +141,13 @@ def count_of(network: FrozenNetwork, name: str) -> str:
 
 
 def memory_plan(
-    network: FrozenNetwork, scratch: int = SCRATCH_OF[HERE.cpu], threads: int = 1
+    network: FrozenNetwork,
+    scratch: int = SCRATCH_OF[HERE.cpu],
+    threads: int = 1,
+    cpu: Cpu = "arm",
 ) -> MemoryPlan:
     """Return the memory plan of the program that :func:`sources` would generate."""
-    return _Program(network, "network", scratch, threads).plan()
+    return _Program(network, "network", scratch, threads, cpu).plan()
 
 
 def check_options(to: str, scratch: int | None, threads: int, **fits: int | None) -> None:
@@ -179,7 +183,7 @@ class _Program:
         self, network: FrozenNetwork, name: str, scratch: int, threads: int, cpu: Cpu = "arm"
     ) -> None:
         self.network, self.name, self.threads, self.cpu = network, name, threads, cpu
-        self.layout = layout(network)
+        self.layout = layout(network, cpu)
         self.operations = lower(network, self.layout, scratch)
         self.upper = name.upper()
         self.outputs = sum(math.prod(network.sizes[h.name]) for h in network.heads.values())
@@ -188,6 +192,7 @@ class _Program:
         self.count = count_of(network, name)
         self.buffers = self._buffers()
         self.offsets, self.size = arrange(self.buffers)
+        self.size += SLACK if cpu == "x86" else 0
 
     def _buffers(self) -> list[Buffer]:
         buffers = []
@@ -328,8 +333,9 @@ extern "C" {{
     def code(self) -> str:
         """Return the text of <name>.c."""
         name = self.name
+        panels = "#define SOFTSTAIR_PANELS\n" if self.cpu == "x86" else ""
         parts = [
-            f'#include "{name}.h"\n\n#include "softstair.h"\n\n#include "{name}_weights.h"',
+            f'#include "{name}.h"\n\n{panels}#include "softstair.h"\n\n#include "{name}_weights.h"',
             self._memory(),
             self._traced_sums(),
             *(self._features(o.number) for o in self.operations if not self._is_head(o)),

@@ -6,17 +6,18 @@ linear layer after a Flatten is a convolution whose window covers its input.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
-from softstair.deploy.c import winograd
+from softstair.deploy.c import panels, winograd
 from softstair.deploy.c.affine import Integers
 from softstair.deploy.c.layout import Constant, Features, Operation, structure, window_fields
+from softstair.deploy.c.packing import PackedFields, pack_fields
 from softstair.deploy.nodes import narrowest
+from softstair.deploy.target import Cpu
 
 POSITIONS, BLOCK, CHANNEL_BLOCK = 4, 64, 8  # SS_PLACES, SS_BLOCK and SS_EIGHT of softstair_vector.h
 MAX_UNPACKED = 16 * 1024  # bytes of unpacked weights, and of the operands of packed products
@@ -54,6 +55,7 @@ def weighted_sum(
     ends: dict[str, str],
     stored: Stored,
     scratch: int,
+    cpu: Cpu,
 ) -> Operation:
     """Return the operation of a layer that reads features ``x`` between the ends of ``span``.
 
@@ -70,22 +72,30 @@ def weighted_sum(
     rows = weight.transpose(0, 2, 3, 1).reshape(len(weight), math.prod(kernel_size), -1)
     name = f"layer_{number}"
     bits = winograd.weight_bits(rows)
-    tiling = winograd.tiling(node, x, output, span, bits, scratch) if bits <= 4 else None
+    is_x86 = cpu == "x86"
+    tiling = None
+    if bits <= 4 and not is_x86:
+        tiling = winograd.tiling(node, x, output, span, bits, scratch)
     if x.planes:
         kernel = _planes(name, rows, x, output) if tiling is None else _tiles(name, rows, tiling)
     else:
-        # Partial sums of bytes must fit into 32 bits; bytes are at most 128.
-        fits = 128 * int(np.abs(rows).sum((1, 2)).max()) < nodes.INT32_LIMIT
+        # Partial sums of bytes must fit into 32 bits; bytes are at most 128, or 255 for x86.
+        fits = (255 if is_x86 else 128) * int(np.abs(rows).sum((1, 2)).max()) < nodes.INT32_LIMIT
         is_packed = x.kind == "SS_BYTES" and fits
-        packed = pack_fields(rows.reshape(len(rows), -1)) if is_packed else None
+        flat = rows.reshape(len(rows), -1)
+        if is_x86 and (node.groups > 1 or rows.shape[2] % 4):
+            flat = np.pad(flat, ((0, 0), (0, 1)))  # so that panels can be filled with 0
+        packed = pack_fields(flat) if is_packed else None
         if packed is None:
             kernel = _words(name, node, rows)
+        elif is_x86:
+            kernel = _panels(name, node, rows, x, packed, span)
         elif tiling is not None and bits <= packed.bits:
             kernel = _tiles(name, rows, tiling)
         else:
             kernel = _bytes(name, node, rows, x, output, packed, span, stored, scratch)
     window = window_fields(x, output, kernel_size, node.stride, node.padding, node.dilation)
-    kind = "dot" if kernel.function == "depthwise" else kernel.function
+    kind = {"depthwise": "dot", "taps": "panels"}.get(kernel.function, kernel.function)
     initialiser = "{" + ", ".join(map(str, window.values())) + "}"
     text = structure(f"ss_{kind}_sum", f"{name}_sum", window=initialiser, **kernel.fields, **ends)
     constants = (
@@ -140,13 +150,36 @@ def _tiles(name: str, rows: Integers, tiling: winograd.Tiling) -> _Kernel:
     return _Kernel("winograd", "tiles multiplied", bits, constants, tiling.scratch, fields)
 
 
+def _panels(
+    name: str,
+    node: nodes.Sum,
+    rows: Integers,
+    x: Features,
+    packed: PackedFields,
+    span: tuple[int, int],
+) -> _Kernel:
+    """Multiply bytes in panels, for x86."""
+    made = panels.panels(node, rows, packed, x, span)
+    place = f"(int8_t *){name.upper()}_SCRATCH"
+    fields = {
+        **made.fields,
+        **{key: f"{name}_{key}" for key in made.constants},
+        "unpacked": place,
+        "padded": f"(uint8_t *){name.upper()}_SCRATCH + {made.unpacked}" if made.padded else None,
+    }
+    depthwise = node.groups == x.channels == len(rows) and node.groups > 1
+    function, how = ("taps", "each channel") if depthwise else ("panels", "panels")
+    size = -(-(made.unpacked + made.padded) // 16) * 16
+    return _Kernel(function, f"{how} multiplied", packed.bits, made.constants, size, fields)
+
+
 def _bytes(
     name: str,
     node: nodes.Sum,
     rows: Integers,
     x: Features,
     output: Features,
-    packed: "PackedFields",
+    packed: PackedFields,
     span: tuple[int, int],
     stored: Stored,
     scratch: int,
@@ -276,51 +309,3 @@ def _interleaved(rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     fours = rows[:, :, :multiple].reshape(planes, channels, -1, 4).transpose(2, 0, 1, 3)
     rest = rows[:, :, multiple:].transpose(2, 0, 1)
     return np.concatenate([fours.reshape(-1), rest.reshape(-1)])
-
-
-@dataclass(frozen=True)
-class PackedFields:
-    """Weights (outputs, length) = ±(base + step · code), a row of bytes of codes per output.
-
-    The sign is negative for the outputs that are ``negated``, (outputs,) bool.
-    """
-
-    data: npt.NDArray[np.uint8]
-    bits: int
-    base: int
-    step: int
-    negated: npt.NDArray[np.bool_]
-
-
-def pack_fields(weight: Integers) -> PackedFields | None:
-    """Pack weights into the fewest of 1, 2, 4 or 8 bits, or return None if 8 are not enough.
-
-    A channel whose weights were negated may have a value beyond its stair's (8 instead of −8); it
-    is stored with its original sign.
-    """
-    if bool((np.abs(weight) == 1).all()):
-        return _encoded(weight, 1, -1, 2, np.zeros(len(weight), dtype=bool))
-    low, high = weight.min(1), weight.max(1)
-    for bits in (1, 2, 4, 8):
-        span = 2**bits - 1
-        candidates = []
-        for base in {*low.tolist(), *(-high).tolist(), -(2 ** (bits - 1))}:
-            fits = (low >= base) & (high <= base + span)
-            fits_negated = (-high >= base) & (-low <= base + span)
-            if -128 <= base <= 127 - span and bool((fits | fits_negated).all()):
-                candidates.append((int((~fits).sum()), int(base)))
-        if candidates:
-            _, base = min(candidates)
-            return _encoded(weight, bits, base, 1, (low < base) | (high > base + span))
-    return None
-
-
-def _encoded(
-    weight: Integers, bits: int, base: int, step: int, negated: npt.NDArray[np.bool_]
-) -> PackedFields:
-    codes = (np.where(negated[:, None], -weight, weight) - base) // step
-    per_byte = 8 // bits
-    padded = np.pad(codes, ((0, 0), (0, -weight.shape[1] % per_byte))).astype(np.uint8)
-    shifts = np.arange(per_byte, dtype=np.uint8) * bits
-    data = (padded.reshape(len(weight), -1, per_byte) << shifts).sum(-1).astype(np.uint8)
-    return PackedFields(data, bits, base, step, negated)

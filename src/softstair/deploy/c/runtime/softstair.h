@@ -13,6 +13,9 @@
 
 #include "softstair_combine.h"
 #include "softstair_dot.h"
+#ifdef SOFTSTAIR_PANELS
+#include "softstair_panels.h"
+#endif
 #include "softstair_planes.h"
 #include "softstair_pool.h"
 #include "softstair_steps.h"
@@ -48,6 +51,13 @@ static inline void ss_move_winograd(ss_winograd_sum *sum, int8_t *to) {
     sum->sums = (int32_t *)(void *)(to + ((int8_t *)sum->sums - from));
     sum->features = to;
 }
+
+#ifdef SOFTSTAIR_PANELS
+static inline void ss_move_panels(ss_panels_sum *sum, int8_t *to) {
+    sum->padded = sum->padded ? (uint8_t *)to + ((int8_t *)sum->padded - sum->unpacked) : 0;
+    sum->unpacked = to;
+}
+#endif
 
 static inline int ss_start_thread(pthread_t *thread, void *(*function)(void *), void *sum) {
     pthread_attr_t options;
@@ -89,6 +99,10 @@ static inline int ss_start_thread(pthread_t *thread, void *(*function)(void *), 
 SS_ON_TWO_THREADS(dot, sum->groups)
 SS_ON_TWO_THREADS(planes, 1)
 SS_ON_TWO_THREADS(winograd, 1)
+#ifdef SOFTSTAIR_PANELS
+SS_ON_TWO_THREADS(panels, sum->groups)
+#define ss_sum_panels(sum) ss_threads_panels(sum, thread_memory)
+#endif
 
 /* The calls of network.c. */
 #define ss_sum_dot(sum) ss_threads_dot(sum, thread_memory)

@@ -3,7 +3,7 @@
  *   SS_TERNARY  -1, 0, 1: a bit plane for the positive, then one for the negative
  *   SS_SIGN     -1, 1: a bit plane for the positive
  *   SS_BIT      0, 1: a bit plane for the positive
- *   SS_BYTES    int8_t: the integer minus `bias`
+ *   SS_BYTES    ss_octet, signed, or unsigned for x86: the integer minus `bias`
  *   SS_HALVES   int16_t
  *   SS_WORDS    int32_t
  *
@@ -18,6 +18,11 @@
 typedef int16_t ss_half __attribute__((may_alias));
 #else
 typedef int16_t ss_half;
+#endif
+#ifdef SOFTSTAIR_PANELS
+typedef uint8_t ss_octet;
+#else
+typedef int8_t ss_octet;
 #endif
 typedef enum { SS_TERNARY, SS_SIGN, SS_BIT, SS_BYTES, SS_HALVES, SS_WORDS } ss_kind;
 
@@ -40,7 +45,7 @@ static inline uint32_t *ss_plane(const ss_features *features, int32_t number) {
 static inline int32_t ss_at(const ss_features *features, int32_t place, int32_t channel) {
     const int32_t at = place * features->channels + channel;
     if (features->kind == SS_BYTES) {
-        return (int32_t)((const int8_t *)features->data)[at] + features->bias;
+        return (int32_t)((const ss_octet *)features->data)[at] + features->bias;
     }
     if (features->kind == SS_HALVES) {
         return ((const ss_half *)features->data)[at];
@@ -62,7 +67,7 @@ static inline void ss_put(const ss_features *features, int32_t place, int32_t ch
                           int32_t value) {
     const int32_t at = place * features->channels + channel;
     if (features->kind == SS_BYTES) {
-        ((int8_t *)features->data)[at] = (int8_t)(value - features->bias);
+        ((ss_octet *)features->data)[at] = (ss_octet)(value - features->bias);
     } else if (features->kind == SS_HALVES) {
         ((ss_half *)features->data)[at] = (int16_t)value;
     } else if (features->kind == SS_WORDS) {
@@ -88,7 +93,7 @@ static inline int32_t ss_number(const void *numbers, int32_t width, int32_t at) 
 /* Reads `count` channels of a place. */
 static inline void ss_get_row(const ss_features *features, int32_t place, int32_t channel,
                               int32_t count, int32_t *to) {
-    const int8_t *bytes = (const int8_t *)features->data + place * features->channels + channel;
+    const ss_octet *bytes = (const ss_octet *)features->data + place * features->channels + channel;
     const int32_t bias = features->bias;
     if (features->kind == SS_BYTES) {
         for (int32_t c = 0; c < count; c++) {
@@ -104,11 +109,11 @@ static inline void ss_get_row(const ss_features *features, int32_t place, int32_
 /* Stores `count` channels of a place. */
 static inline void ss_put_row(const ss_features *features, int32_t place, int32_t channel,
                               int32_t count, const int32_t *values) {
-    int8_t *bytes = (int8_t *)features->data + place * features->channels + channel;
+    ss_octet *bytes = (ss_octet *)features->data + place * features->channels + channel;
     const int32_t bias = features->bias;
     if (features->kind == SS_BYTES) {
         for (int32_t c = 0; c < count; c++) {
-            bytes[c] = (int8_t)(values[c] - bias);
+            bytes[c] = (ss_octet)(values[c] - bias);
         }
         return;
     }

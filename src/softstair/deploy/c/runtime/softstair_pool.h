@@ -61,19 +61,27 @@ static inline void ss_max_pool_planes(const ss_window *window, const ss_features
 #define SS_POOL(name, outside, combined)                                                       \
     static inline void name(const ss_window *window, const ss_features *in,                    \
                             const ss_features *out) {                                          \
+        int32_t results[SS_BLOCK], values[SS_BLOCK];                                           \
         for (int32_t place = 0; place < out->places; place++) {                                \
             const int32_t top = ss_top(window, place), left = ss_left(window, place);          \
-            for (int32_t channel = 0; channel < out->channels; channel++) {                    \
-                int32_t result = outside;                                                      \
+            for (int32_t first = 0; first < out->channels; first += SS_BLOCK) {                \
+                const int32_t count = ss_min(SS_BLOCK, out->channels - first);                 \
+                for (int32_t c = 0; c < count; c++) {                                          \
+                    results[c] = outside;                                                      \
+                }                                                                              \
                 for (int32_t y = top; y < top + window->kernel_y; y++) {                       \
                     for (int32_t x = left; x < left + window->kernel_x; x++) {                 \
-                        const int inside = ss_inside(window, y, x);                            \
-                        const int32_t at = inside ? y * window->width + x : 0;                 \
-                        const int32_t value = inside ? ss_at(in, at, channel) : outside;       \
-                        result = combined;                                                     \
+                        if (!ss_inside(window, y, x)) {                                        \
+                            continue;                                                          \
+                        }                                                                      \
+                        ss_get_row(in, y * window->width + x, first, count, values);           \
+                        for (int32_t c = 0; c < count; c++) {                                  \
+                            const int32_t value = values[c], result = results[c];              \
+                            results[c] = combined;                                             \
+                        }                                                                      \
                     }                                                                          \
                 }                                                                              \
-                ss_put(out, place, channel, result);                                           \
+                ss_put_row(out, place, first, count, results);                                 \
             }                                                                                  \
         }                                                                                      \
     }

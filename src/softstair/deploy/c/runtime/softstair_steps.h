@@ -142,6 +142,17 @@ static inline void ss_store_rescaled(const ss_sink *sink, int32_t place, int32_t
     const int8_t *shifts = sink->shifts + channel;
     for (int32_t p = 0; p < places; p++, sums += SS_BLOCK) {
         int32_t values[SS_BLOCK];
+#ifdef SS_HAS_RESCALED
+        if (!sink->factors && count % 4 == 0) {
+            const int32_t *others = sink->beside ? sink->others + channel : 0;
+            if (others) {
+                ss_get_row(sink->beside, place + p, channel, count, values);
+            }
+            ss_rescaled_row(sums, m, b, shifts, values, others, low, high, count, values);
+            ss_put_row(sink->out, place + p, channel, count, values);
+            continue;
+        }
+#endif
         int64_t totals[SS_BLOCK];
         for (int32_t c = 0; c < count; c++) {
             const int64_t factor = sink->factors ? sink->factors[channel + c] : 1;

@@ -14,6 +14,8 @@
  *   ss_four_tiles     products of four tiles and 16 channels at a point (softstair_winograd.h)
  *   ss_reached        one bit per sum: whether it reaches its threshold
  *   ss_affine_bytes   levels of sums by affine steps
+ *
+ * Networks for x86 have SOFTSTAIR_PANELS, and functions of their own (softstair_x86.h).
  */
 #ifndef SOFTSTAIR_VECTOR_H
 #define SOFTSTAIR_VECTOR_H
@@ -24,9 +26,9 @@
 #define SS_BLOCK 64 /* channels computed per window */
 #define SS_EIGHT 8  /* channels whose bit planes are interleaved */
 
-#if defined(SOFTSTAIR_PORTABLE)
-#elif defined(__AVX2__)
-#include "softstair_avx2.h"
+#if defined(SOFTSTAIR_PANELS)
+#include "softstair_x86.h"
+#elif defined(SOFTSTAIR_PORTABLE)
 #elif defined(__aarch64__) && defined(__ARM_NEON)
 #include "softstair_neon.h"
 #elif defined(__ARM_FEATURE_DSP) && defined(__thumb2__)
