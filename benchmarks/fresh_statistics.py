@@ -40,8 +40,8 @@ from softstair import zoo
 from softstair.data import load, split
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
-from softstair.train import Recipe
-from softstair.train.metrics import evaluate, refresh_statistics
+from softstair.train import Recipe, evaluate
+from softstair.train.metrics import refresh_statistics
 
 COLUMNS = ("network", "statistics", "valid_accuracy", "test_accuracy", "data_version")
 BATCH, SEED = 256, 0

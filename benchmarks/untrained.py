@@ -15,8 +15,7 @@ import softstair as ss
 from benchmarks.sentence import tell
 from softstair.data import load
 from softstair.data.batches import Examples
-from softstair.train import trained_network
-from softstair.train.metrics import evaluate
+from softstair.train import evaluate, trained_network
 from softstair.train.records import recipe_of
 
 BATCHES, SIZE = 8, 128

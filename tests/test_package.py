@@ -160,7 +160,7 @@ softstair.train.captured: optimiser_tensors
 softstair.train.execution: Compiled use_batch_kernel
 softstair.train.fit: Step
 softstair.train.groups: REPLACED
-softstair.train.metrics: CHUNK evaluate refresh_statistics
+softstair.train.metrics: CHUNK refresh_statistics
 softstair.train.network: deployed examples_of make_network stair_network
 softstair.train.optimiser: make_optimiser
 softstair.train.parallel: StopRequest torchrun_ranks

@@ -19,9 +19,8 @@ from torch.nn.utils import parametrize
 from softstair.data import Dataset, split
 from softstair.data.batches import Examples
 from softstair.models import last_layer
-from softstair.train import Recipe, trained_network
+from softstair.train import Recipe, evaluate, trained_network
 from softstair.train.execution import use_batch_kernel
-from softstair.train.metrics import evaluate
 from softstair.train.network import make_network
 
 WARM_UP_STEPS = 3

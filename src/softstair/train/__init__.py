@@ -2,6 +2,7 @@
 
 from softstair.train.fit import fit
 from softstair.train.groups import DataOptions, NetworkOptions, NoiseOptions, RunOptions
+from softstair.train.metrics import evaluate
 from softstair.train.network import trained_network
 from softstair.train.optimiser import OptimiserOptions
 from softstair.train.parallel import Interrupted
@@ -20,6 +21,7 @@ __all__ = [
     "Run",
     "RunError",
     "RunOptions",
+    "evaluate",
     "fit",
     "preset",
     "trained_network",

@@ -67,9 +67,22 @@ def evaluate(
     callback: Callable[[], None] = lambda: None,
     forward: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[float, float]:
-    """Return (mean loss, accuracy) of the network in ``eval()``, without noise and in float32.
+    """Return the mean cross entropy and the accuracy in ``eval()``, without noise and in float32.
 
-    ``callback`` is called after every chunk of examples, and may raise to stop.
+    Args:
+        network: A network that returns scores; its mode is restored.
+        examples: What to evaluate on; on the device of the network.
+        callback: Called after every chunk of examples; it may raise to stop.
+        forward: What computes the scores, if not the network itself.
+
+    Returns:
+        (mean loss, share of the labels with the highest score).
+
+    >>> x, y = torch.zeros(4, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1])
+    >>> biased = nn.Linear(2, 2)
+    >>> biased.bias.data[:] = torch.tensor([1.0, 0.0])
+    >>> evaluate(biased, Examples(x, y, mean=0.0, std=1.0))[1]
+    0.75
     """
 
     def score(x: Tensor, y: Tensor) -> Tensor:
