@@ -38,18 +38,24 @@ FEATURES = {
 
 
 class Program(nn.Module):
-    """A network that runs a list of operations: (name of the result, function, names read)."""
+    """A network that runs a list of operations: (name of the result, function, names read).
 
-    def __init__(self, layers: dict[str, nn.Module], lines: Sequence[tuple[Any, ...]]) -> None:
+    It returns the last result, and ``more`` before it.
+    """
+
+    def __init__(
+        self, layers: dict[str, nn.Module], lines: Sequence[tuple[Any, ...]], more: Sequence[str]
+    ) -> None:
         super().__init__()
-        self.layers, self.lines = nn.ModuleDict(layers), tuple(lines)
+        self.layers, self.lines, self.more = nn.ModuleDict(layers), tuple(lines), tuple(more)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         values = {"x": x}
         for result, function, names in self.lines:
             call = self.layers[function] if isinstance(function, str) else function
             values[result] = call(*[values[name] for name in names])
-        return values[self.lines[-1][0]]
+        last = values[self.lines[-1][0]]
+        return ([values[name] for name in self.more], last) if self.more else last
 
 
 PARTS: Functions = dict(
@@ -227,7 +233,7 @@ class _Builder:
         """A layer with weights, and a normalisation at random; either has a bias."""
         axis = len(self.shapes[x]) if isinstance(module, nn.Linear) else 1
         y = self.run(module, x)
-        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear)
+        assert isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
         self.bias_of[y] = (self.last_module(), axis)
         norm = self.rng.random() < 0.7 if norm is None else norm
         if norm:
@@ -479,6 +485,46 @@ def _padded(b: _Builder, h: str) -> str:
     return b.stair(b.conv(y, 3, b.rng.choice([2, 3])))
 
 
+def _larger(b: _Builder, h: str) -> str:
+    """More positions: copies, zeros, interpolations, pixels, and sums of phases."""
+    channels = b.shapes[h][0]
+    kinds: list[Any] = [
+        lambda x: F.interpolate(x, scale_factor=(2, 1)),
+        lambda x: F.interpolate(x, size=(5, 7), mode="nearest"),
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        lambda x: F.pad(x, (1, 0, 2, 1)),
+        lambda x: F.pad(x, (1, 2, 0, 1), "circular"),
+        lambda x: x.permute(0, 2, 3, 1).flip(2).permute(0, 3, 1, 2),
+        "shuffled",
+        "pixels",
+    ]
+    kind = b.pick([*kinds, *["transposed"] * 5])
+    if kind in ("shuffled", "pixels"):
+        y = b.stair(b.conv(h, 4, 1)) if kind == "shuffled" or b.rng.random() < 0.5 else b.conv(h, 4)
+        if kind == "pixels":
+            y = b.run(nn.PixelShuffle(2), y)
+        else:
+            y = b.run(lambda x: x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2), y)
+        y = y if kind == "shuffled" else b.stair(y)
+        return b.stair(b.conv(y, 3, 3))
+    if kind != "transposed":
+        return b.stair(b.conv(b.run(kind, h), 3, b.rng.choice([2, 3])))
+    stride, dilation = b.rng.choice([(1, 2), (2, 1), 2, 3]), b.rng.choice([1, (1, 2)])
+    padding, groups = b.rng.choice([0, 1]), b.rng.choice([1, channels])
+    facts: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
+    if isinstance(stride, int) and b.rng.random() < 0.5:
+        facts["output_padding"] = 1
+    outputs = groups * b.rng.choice([1, 2])
+    conv = nn.ConvTranspose2d(channels, outputs, b.rng.choice([2, 3, 4]), groups=groups, **facts)
+    y = b.sum(h, conv)
+    if b.rng.random() < 0.3:
+        y = b.run(ADDITIONS["add"], y, b.stair(b.conv(y, outputs)) if b.rng.random() < 0.5 else y)
+    elif b.rng.random() < 0.3:
+        y = b.run(nn.MaxPool2d(2, 1), y)
+    return b.stair(b.conv(b.stair(y), 3))
+
+
 def _in_one_dimension(b: _Builder, h: str) -> str:
     """Convolutions, poolings and zeros along one axis."""
     for _ in range(2):
@@ -488,7 +534,11 @@ def _in_one_dimension(b: _Builder, h: str) -> str:
         y = b.run(b.pick(kinds), h)
         options = {"stride": b.rng.choice([1, 2]), "dilation": b.rng.choice([1, 2])}
         padding, groups = b.rng.choice([2, 4]), b.rng.choice([1, channels])
+        conv: nn.Module
         conv = nn.Conv1d(channels, 2 * channels, 3, padding=padding, groups=groups, **options)
+        if b.rng.random() < 0.3:
+            sizes = b.rng.choice([(4, 2, 1), (3, 2, 1), (5, 3)])
+            conv = nn.ConvTranspose1d(channels, 2 * channels, *sizes, groups=groups)
         h = b.stair(b.sum(y, conv))
     return h
 
@@ -509,6 +559,7 @@ BLOCKS: dict[str, Callable[[_Builder, str], str]] = {
     "padded": _padded,
     "in one dimension": _in_one_dimension,
     "multiplied": _multiplied,
+    "larger": _larger,
 }
 HIDDEN = {"slice", "view", "written view"}
 """Not exported, so that the others are not combined with them."""
@@ -555,7 +606,8 @@ def generate(seed: int) -> Generated:
     elif rng.random() < 0.2:
         settings["activation"] = "keep"
     _head(b, h, exact)
-    model, constructs = Program(b.layers, b.lines), frozenset(b.constructs)
+    more = [h] if rng.random() < 0.1 else []
+    model, constructs = Program(b.layers, b.lines, more), frozenset(b.constructs)
     settings["skip"] = tuple(b.skip)
     return Generated(seed, shape, model, settings, constructs, exact, b.biased)
 

@@ -36,6 +36,9 @@ LEVELS = {
 """The levels of stairs."""
 
 
+FACTORS = (1, 2), (2, 1), (1, 3), (2, 3)
+
+
 class RandomBuilder:
     """Adds nodes that read the result of node ``last``, and runs each of them on random bytes."""
 
@@ -186,6 +189,9 @@ class RandomBuilder:
         draw = lambda n: torch.tensor(self.random.integers(0, n, n + self.random.integers(3)))
         return self._add_in_same_range(nodes.Select, name, *(draw(n).int() for n in shape))
 
+    def pixel_shuffle(self, name: str, *factor: int, channels_first: bool = False) -> str:
+        return self._add_in_same_range(nodes.PixelShuffle, name, factor, channels_first)
+
     def flatten(self, name: str) -> str:
         return self._add_in_same_range(nodes.Flatten, name)
 
@@ -250,7 +256,9 @@ class RandomBuilder:
         sizes = {name: tuple(x.shape[1:]) for name, x in self.results.items()}
         kinds = (nodes.Steps, nodes.Requantise)
         stairs = tuple(name for name, node in self.nodes.items() if isinstance(node, kinds))
-        return FrozenNetwork(tuple(self.nodes.values()), sizes, stairs, classes, outputs)
+        heads = [name for name, node in self.nodes.items() if isinstance(node, nodes.Scores)]
+        returns = heads if len(heads) > 1 else None
+        return FrozenNetwork(tuple(self.nodes.values()), sizes, stairs, classes, outputs, returns)
 
 
 def random_network(seed: int) -> RandomBuilder:
@@ -289,6 +297,15 @@ def random_network(seed: int) -> RandomBuilder:
         net.concatenate("deep.both", net.last, start)
     if random.integers(2):
         net.select("deep.selected")
+    more = np.random.default_rng(2000 + seed)  # of what was added later
+    factors = [f for f in FACTORS if net.results[net.last].shape[1] % (f[0] * f[1]) == 0]
+    if factors and more.integers(2):
+        factor = factors[more.integers(len(factors))]
+        net.pixel_shuffle("pixels", *factor, channels_first=seed % 2 == 0)
+    if more.integers(4) == 0:
+        features = net.last
+        net.scored("early")
+        net.last = features
     if random.integers(2):
         net.sum("curved", 6, weights(), padding=(1, 1))
         net.lookup("curved.table", *choose([(0, 15), (-128, 127), (-9, 1000)]))
