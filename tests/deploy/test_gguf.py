@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "activation": (lambda: with_activation(llama()), {}, "'model.layers.0.mlp.act_fn' is GELU"),
     "eps": (lambda: with_eps(llama()), {}, "'model.norm' is RMSNorm with eps=0.5"),
     "extra": (lambda: with_norm(llama()), {}, "'model.layers.0.inner.weight' is a parameter"),
-    "features": (lambda: ss.quantise(llama(), "int8:row/int8:token"), {"rotary": "x"}, "rotary"),
+    "features": (lambda: llama("int4:row/int8:token"), {"rotary": "x"}, "rotary"),
     "overflow": (lambda: with_huge(llama()), {"keep": {"output": "f16"}}, "largest weight"),
     "words": (lambda: llama(), {"tokenizer": gguf.characters("a" * 81)}, "at most 80 tokens"),
     "tokenizer": (lambda: llama(), {"tokenizer": "words"}, "'bytes', a .txt file"),
@@ -347,7 +347,7 @@ def test_damaged_files_are_errors(int4: tuple[nn.Module, Path], tmp_path: Path) 
 
 def test_a_plain_module_is_described_by_names(tmp_path: Path) -> None:
     """With rotary pairs, whose rows are in llama.cpp's order already."""
-    net: Any = llama("int8:row/float")
+    net: Any = llama("int4:row/float")
     names = {name: f"inner.{path}" for name, path in gguf.NAMES.items()}
     plain = nn.ModuleDict({"inner": net})
     path = written(plain, tmp_path, names=names, config=net.config, rotary="pairs")

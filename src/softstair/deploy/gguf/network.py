@@ -177,6 +177,8 @@ def _problems(found: Network, modules: Mapping[str, nn.Module]) -> Iterator[str]
         kind = type(module).__name__
         if isinstance(module, StairActivation):
             yield f"{path!r} quantises features, which llama.cpp does in a way of its own"
+        if isinstance(module, Projection) and module.in_float:
+            yield f"{path!r} computes in float as long as the first part of its training lasts"
         is_activation = type(module).__module__.endswith((".activation", ".activations"))
         if is_activation and kind not in ("SiLU", "SiLUActivation", "Softmax"):
             yield f"{path!r} is {kind}, but llama.cpp would compute SiLU"
