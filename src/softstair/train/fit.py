@@ -179,14 +179,10 @@ def _train(
             run.keep(state, stop)
         run.save(state)
     summary = _summary(state, dataset, numbers, config)
-    shown = dataset.x[parts[1][:EXAMPLES]]
-    label = (
-        f"{type(network).__module__}:{type(network).__qualname__}" if own else model_name(recipe)
-    )
-    facts = {"classes": dataset.classes, "mean": numbers[0], "std": numbers[1], **summary}
-    summary["frozen"] = from_rank_zero(
-        lambda: _save_networks(run.path, state.network, shown, label, recipe, facts)
-    )
+    kind = type(network)
+    label = f"{kind.__module__}:{kind.__qualname__}" if own else model_name(recipe)
+    save = lambda: _save_networks(run.path, state, label, dataset, parts[1], numbers, summary)
+    summary["frozen"] = from_rank_zero(save)
     run.finish(summary)
     return summary
 
@@ -296,18 +292,20 @@ def _summary(
 
 def _save_networks(
     path: Path,
-    network: nn.Module,
-    examples: Tensor,
+    state: State,
     label: str,
-    recipe: Recipe,
-    facts: dict[str, Any],
+    dataset: Dataset,
+    valid: Tensor,
+    numbers: tuple[float, float],
+    summary: dict[str, Any],
 ) -> str:
     """Write the trained network and its integers; return what freezing said."""
-    names = ("classes", "mean", "std", "valid_accuracy", "test_accuracy")
-    known = {name: facts[name] for name in names}
-    known |= {name: recipe[name] for name in ("data", "fold", "folds", "limit")}
-    file = zoo.save(network, path / records.NETWORK, label, examples.shape[1:], **known)
-    return save_frozen(network, zoo.about(file), examples, path / records.FROZEN)
+    examples = dataset.x[valid[:EXAMPLES]]
+    facts: dict[str, Any] = {"classes": dataset.classes, "mean": numbers[0], "std": numbers[1]}
+    facts |= {name: summary[name] for name in ("valid_accuracy", "test_accuracy")}
+    facts |= {name: state.recipe[name] for name in ("data", "fold", "folds", "limit")}
+    file = zoo.save(state.network, path / records.NETWORK, label, examples.shape[1:], **facts)
+    return save_frozen(state.network, zoo.about(file), examples, path / records.FROZEN)
 
 
 def _float_runs(
