@@ -135,6 +135,29 @@ def test_quantised_convolutions_are_equal_in_every_runtime(seed: int, zero: int)
     assert_equal(net.network(), net.bytes[:2], model, run_reference(model, net.bytes[:2]))
 
 
+@pytest.mark.parametrize(
+    ("levels", "groups", "times", "copies"),
+    [("uint4", 4, 17, 1), ("uint4", 1, 17, 1), ("uint6", 1, 1, 2), ("uint4 of -8", 1, 17, 1)],
+)
+def test_wide_weights_read_features_in_finer_units(
+    levels: str, groups: int, times: int, copies: int
+) -> None:
+    """Multiplied by 17, or joined to themselves; else their layers have no QLinearConv."""
+    seen = set()
+    for seed in range(4):
+        net = Builder(seed, (3, 6, 6), zero=121)
+        features = tuple(range(-8, 8)) if levels.endswith("-8") else LEVELS[levels]
+        net.layer("first", 4, "ternary", features, even=True, padding=(1, 1))
+        stair = LEVELS["uint4"]
+        net.layer("wide", 8, "int8", stair, even=True, padding=(1, 1), groups=groups)
+        network = net.head()
+        if conv := quantised_convs(network).get("wide.stair"):
+            seen.add((conv.times, conv.copies))
+        model = assert_right(network, net.bytes)
+        assert_equal(network, net.bytes[:2], model, run_reference(model, net.bytes[:2]))
+    assert (times, copies) in seen
+
+
 def test_sequences_and_requantisations_are_quantised_convolutions() -> None:
     net = Builder(0, (2, 30))
     net.sum("first.sum", 4, "int4", kernel=5, padding=(2,))

@@ -2,14 +2,15 @@
 
 It is a line of onnx_levels.py, at every sum that can occur. For a stair with thresholds, weights
 are multiplied by as large a factor as bytes hold, so that a unit of the bias is a fraction of a
-unit of the sum.
+unit of the sum. Where that is too coarse, features of 4 bits are multiplied by 17, or the input is
+joined to itself and each part has its share of the factor.
 
 Features are uint8. For ARM they are int8 where ONNX Runtime has a faster kernel for it; on x86 that
 takes many times as long. Weights are int8; large ones on uint8 features are uint8.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +25,7 @@ MAX_TRIES = 8  # of different factors
 MAX_INPUTS = 2**14  # so that their products with bytes are at most 2³⁰ in all
 TERNARY = 64  # factor of ternary weights: 0 and ±64 differ in the two highest bits alone
 MAX_WEIGHT = 127  # on ARM, ONNX Runtime's depthwise convolutions are wrong for −128
+TIMES, COPIES = 17, (2, 4)
 MAX_PAIR = 2**15 - 1  # AVX2 without VNNI adds two products of bytes in 16 bits that saturate
 
 
@@ -36,6 +38,8 @@ class QuantisedConv:
     kind: str  # of features on ARM, INT8 or UINT8
     weight_kind: str
     line: Line
+    times: int = 1
+    copies: int = 1
 
 
 def quantised_convs(network: FrozenNetwork, target: Target = HERE) -> dict[str, QuantisedConv]:
@@ -60,6 +64,7 @@ def _quantised_conv(network: FrozenNetwork, node: nodes.Sum, stair: Stair) -> Qu
     if not fits or stair.low > 0 or weight.shape[1] > MAX_INPUTS:
         return None
     low, high = reach(network, stair)
+    times = copies = 1
     largest = min(MAX_WEIGHT, MAX_PAIR // (2 * max(x.high - min(x.low, 0), 1)))
     if isinstance(stair, nodes.Requantise):
         line = requantisation_line(stair, low, high)
@@ -67,10 +72,17 @@ def _quantised_conv(network: FrozenNetwork, node: nodes.Sum, stair: Stair) -> Qu
     else:
         tables = [part.long().numpy() for part in (stair.thresholds, low, high)]
         weight_kind, line = _searched(weight, largest, stair.levels, *tables)
+        if line is None:
+            bits = (x.high - min(x.low, 0)).bit_length()
+            groups = node.groups if weight.shape[1] <= MAX_INPUTS // COPIES[-1] else 0
+            weight_kind, line, times, copies = _finer(
+                weight, largest, stair.levels, tables, bits, groups
+            )
     if line is None or not weight_kind:
         return None
     kind = "INT8" if _is_deep(node) and weight_kind == "INT8" else "UINT8"
-    return QuantisedConv(node, stair, kind, weight_kind, line)
+    kind = "UINT8" if times > 1 else kind
+    return QuantisedConv(node, stair, kind, weight_kind, line, times, copies)
 
 
 def _is_deep(node: nodes.Sum) -> bool:
@@ -115,13 +127,45 @@ def _searched(
     return "", None
 
 
+def _finer(
+    weight: Integers,
+    largest: int,
+    levels: tuple[int, ...],
+    tables: list[Integers],
+    bits: int,
+    groups: int,
+) -> tuple[str, Line | None, int, int]:
+    """Return the same for sums of features that are multiplied, or joined to themselves."""
+    span = max(weight.max(), 0) - min(weight.min(), 0)
+    if bits <= 4 and span <= 255:
+        factor = np.full(len(weight), 255 // max(span, 1))
+        bias, scale = scales(levels, *tables, TIMES * factor)
+        if scale.all():
+            return "UINT8", Line(factor, bias, scale, levels[0]), TIMES, 1
+    signed = largest // np.abs(weight).max(1).clip(1)
+    unsigned = np.full_like(signed, 255 // max(span, 1))
+    for copies in COPIES if groups == 1 else ():
+        for weight_kind, share in (("INT8", signed), ("UINT8", unsigned)):
+            bias, scale = scales(levels, *tables, copies * share)
+            if share.all() and scale.all():
+                return weight_kind, Line(copies * share, bias, scale, levels[0]), 1, copies
+    return "", None, 1, 1
+
+
 def add_quantised_conv(graph: OnnxGraph, conv: QuantisedConv, x: StoredTensor) -> StoredTensor:
     """Add the levels of a sum; linear layers and sequences become convolutions of images."""
     node, stair, kind = conv.node, conv.stair, conv.kind if graph.target.cpu == "arm" else "UINT8"
     weight, attributes = onnx_graph.sum_operands(node, len(node.weight))
     factors = np.abs(conv.line.factor)
-    largest = int((np.abs(weight.reshape(len(weight), -1)).max(1) * factors).max())
+    largest = int((np.abs(weight.reshape(len(weight), -1)).max(1) * factors).max()) // conv.copies
     x = x.as_type(graph, kind, bits=2 * 255 * largest <= MAX_PAIR)
+    if conv.times > 1:
+        high = graph.constant("places", np.uint8(4))
+        high = graph.apply("BitShift", [x.name, high], "high", direction="LEFT")
+        x = replace(x, name=graph.apply("BitwiseOr", [x.name, high], "times"), zero=TIMES * x.zero)
+    if conv.copies > 1:
+        joined = graph.apply("Concat", [x.name] * conv.copies, "joined", axis=1)
+        x = replace(x, name=joined)
     added = tuple(range(2, 6 - weight.ndim))
     axes = [graph.constant("axes", np.array(added))] if added else []
     image = graph.apply("Unsqueeze", [x.name, *axes], "image") if added else x.name
@@ -149,14 +193,17 @@ def _add_weights(graph: OnnxGraph, weight: Array, conv: QuantisedConv) -> list[s
     """Add weights times their factor, from as few bits as they need, with scale and zero point."""
     zero, signed = -min(int(weight.min()), 0), conv.weight_kind == "INT8"
     factor = conv.line.factor
-    zeros = (not signed) * zero * factor
+    zeros = (not signed) * zero * (factor // conv.copies)
     if signed and zero == 1 and (factor == TERNARY).all():
         product = _add_ternary(graph, weight)
     else:
         packed = onnx_graph.packed_weights(graph, (weight + zero).astype(np.uint8))
-        factors = factor.astype(np.int32)[:, None, None, None]
-        steps = (("Add", np.int32(-zero * signed)), ("Mul", factors))
-        product = graph.line(graph.cast(packed, "INT32", "weight"), *steps, hint="weight_product")
+        moved = graph.cast(packed, "INT32", "weight")
+        moved = graph.line(moved, ("Add", np.int32(-zero * signed)), hint="weight_product")
+        share = (factor // conv.copies).astype(np.int32)[:, None, None, None]
+        product = graph.line(moved, ("Mul", share), hint="weight_product")
+        if conv.copies > 1:
+            product = graph.apply("Concat", [product] * conv.copies, "weight_joined", axis=1)
     return [
         graph.cast(product, conv.weight_kind, "weight"),
         graph.constant("scale", conv.line.scale.astype(np.float32)),
