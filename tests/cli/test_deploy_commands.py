@@ -15,7 +15,7 @@ from helpers.commands import Run
 from helpers.narrow import WIDTH
 from softstair import zoo
 from softstair.data import load, split
-from softstair.deploy import c, comparison, runtimes
+from softstair.deploy import c, comparison, processes
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.loaders import Running
 from softstair.train import Recipe, fit
@@ -85,11 +85,10 @@ def test_levels_and_classes_that_differ_from_eval_are_facts(copy: Path, run: Run
 def test_runtimes_that_are_absent_are_named(
     digits: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    monkeypatch.setattr(processes, "find_spec", lambda name: None)
     monkeypatch.setenv("SOFTSTAIR_RUNTIMES", "nowhere")
     error = run.rejected("verify", digits, "--runtimes", "c,openvino")
     assert "openvino is not installed" in error
-    monkeypatch.setattr(runtimes, "RUNTIMES", ("openvino",))
     monkeypatch.setattr("softstair.cli.verify.RUNTIMES", ("openvino",))
     code, out, _ = run("verify", digits, "--runtimes", "all")
     assert code == 0

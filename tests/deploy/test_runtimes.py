@@ -12,12 +12,12 @@ from frozen_networks import Builder, random_network
 from random_networks import LEVELS
 
 import softstair as ss
-from softstair.deploy import RUNTIMES, FrozenNetwork, runtimes
+from softstair.deploy import RUNTIMES, FrozenNetwork, processes
 
 
 def needs(name: str) -> None:
     """Skip a test of a runtime that is not installed."""
-    if reason := runtimes.absent(name):
+    if reason := processes.absent(name):
         pytest.skip(reason)
 
 
@@ -45,7 +45,7 @@ def test_a_process_that_ends_is_an_error_with_what_it_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen, x = small()
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    monkeypatch.setattr(processes, "find_spec", lambda name: None)
     monkeypatch.setenv("SOFTSTAIR_RUNTIMES", str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="openvino is not installed"):
         ss.deploy.verify(frozen, None, x, runtime="openvino")

@@ -13,7 +13,15 @@ from softstair._errors import SoftstairError, first_line
 from softstair.cli._args import flag
 from softstair.cli._output import Progress, print_line, print_table
 from softstair.cli.export import NetworkFlags
-from softstair.deploy import RUNTIMES, Comparison, FrozenNetwork, comparison, gguf, runtimes
+from softstair.deploy import (
+    RUNTIMES,
+    Comparison,
+    FrozenNetwork,
+    comparison,
+    gguf,
+    processes,
+    runtimes,
+)
 from softstair.deploy.comparison import CLASS
 from softstair.deploy.loaders import Running
 from softstair.deploy.measuring import LayerReport, levels_of
@@ -97,7 +105,7 @@ class Command(NetworkFlags):
     def run(self) -> int:
         if self.trained.suffix == ".gguf":
             return self._run_gguf()
-        absent = {name: how for name in self._named() if (how := runtimes.absent(name))}
+        absent = {name: how for name in self._named() if (how := processes.absent(name))}
         if absent and self.runtimes != "all":
             raise SoftstairError("; ".join(f"{name}: {how}" for name, how in absent.items()) + ".")
         source = deployed(self.trained, self.model)

@@ -1,31 +1,17 @@
-"""The runtimes that a frozen network is compared in: the format of each, and where its package is.
+"""The runtimes that a frozen network is compared in, and the format of each."""
 
-A runtime runs as a process, for packages fight: in this environment if its package is installed
-here, or else in one of its own, a folder of ``.venv-runtimes`` or of what ``SOFTSTAIR_RUNTIMES``
-names. ``make runtimes`` makes them.
-"""
-
-import contextlib
-import json
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
-import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
-from softstair._errors import MissingExtraError, SoftstairError
-from softstair.deploy import c, loaders, onnx, qonnx_quant, tflite
+from softstair.deploy import c, loaders, onnx, pte, qonnx_quant, tflite
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.loaders import Array, Running
+from softstair.deploy.processes import Process, python_with
 from softstair.deploy.tflite_graph import facts_of
 
 Decode = Callable[[Mapping[str, Array]], dict[str, Tensor]]
@@ -49,8 +35,6 @@ def _as_floats(frozen: FrozenNetwork, x: Tensor) -> Array:
 
 LITERT = {"litert": "xnnpack", "litert-builtin": "builtin", "litert-reference": "reference"}
 """The kernels of LiteRT."""
-PACKAGES = dict.fromkeys(LITERT, "ai_edge_litert")
-"""Those that are not called as their runtime is."""
 
 
 def _litert(kernels: str) -> FileRuntime:
@@ -71,6 +55,7 @@ FILES: dict[str, FileRuntime] = {
         ".onnx", partial(onnx.write, runtime="openvino"), onnx.trace, onnx.decoder
     ),
     **{name: _litert(kernels) for name, kernels in LITERT.items()},
+    "executorch": FileRuntime(".pte", pte.write, pte.trace, pte.decoder, pte.encode),
     "qonnx": FileRuntime(**QUANT),
     "hls4ml": FileRuntime(**QUANT, shows_stairs=False),
 }
@@ -123,82 +108,11 @@ def reading(path: Path) -> str | None:
     return "c" if path.is_dir() else first.get(path.suffix)
 
 
-def absent(name: str) -> str | None:
-    """Return how to install a runtime, or None if it is there."""
-    if name == "c" or _python_of(name):
-        return None
-    package = PACKAGES.get(name, name).replace("_", "-")
-    return f"{name} is not installed; run pip install {package} or, in a clone, make runtimes"
-
-
-def _python_of(name: str) -> Path | None:
-    """Return the Python that has a runtime."""
-    if find_spec(PACKAGES.get(name, name)):
-        return Path(sys.executable)
-    folder = Path(os.environ.get("SOFTSTAIR_RUNTIMES", ".venv-runtimes"))
-    python = folder.absolute() / name / "bin" / "python"
-    return python if python.exists() else None
-
-
 def _load(name: str, file: Path) -> tuple[loaders.Run, Callable[[Array], float]]:
     """Return what runs a file on a batch, and what times it on an example."""
-    python = _python_of(name)
-    if python is None:
-        raise MissingExtraError(f"{absent(name)}.", name=name)
+    python = python_with(name)
     if name in ("onnxruntime", *LITERT):  # they fight with nobody, and begin sooner here
         run = loaders.LOADERS[name](str(file))
         return run, partial(loaders.milliseconds, run)
-    process = _Process(python, name, file)
+    process = Process(python, name, file)
     return process.run, process.time
-
-
-class _Process:
-    """A process of loaders.py."""
-
-    def __init__(self, python: Path, name: str, file: Path) -> None:
-        self.name, self.folder = name, Path(tempfile.mkdtemp(prefix="softstair-"))
-        self.errors = self.folder / "errors"
-        command = [str(python), "-P", loaders.__file__, name, str(file), str(self.folder)]
-        settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-        settings.pop("PYTHONPATH", None)  # packages of this environment are not of that one
-        with self.errors.open("wb") as errors:
-            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
-            self.process = subprocess.Popen(command, text=True, env=settings, **pipes)
-        weakref.finalize(self, _end, self.process, self.folder)
-        self._answer()
-
-    def run(self, x: Array) -> dict[str, Array]:
-        """Return the outputs for a batch."""
-        self._ask("run", x)
-        with np.load(self.folder / "y.npz") as file:
-            return dict(file)
-
-    def time(self, x: Array) -> float:
-        """Return the milliseconds of an example."""
-        return float(self._ask("time", x))
-
-    def _ask(self, word: str, x: Array) -> Any:
-        assert self.process.stdin is not None
-        np.save(self.folder / "x.npy", x)
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            said = self.errors.read_text("utf-8", "replace").split() or ["nothing"]
-            raise SoftstairError(f"{self.name} ended and said: … {' '.join(said)[-600:]}")
-        return json.loads(line)
-
-
-def _end(process: "subprocess.Popen[str]", folder: Path) -> None:
-    """End a process and remove its folder."""
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
-    shutil.rmtree(folder, ignore_errors=True)

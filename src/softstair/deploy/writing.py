@@ -16,7 +16,7 @@ from softstair._files import output_file
 from softstair.deploy import c, gguf, onnx, qonnx, qonnx_quant, tflite
 from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.runtimes import absent
+from softstair.deploy.processes import absent
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 
 Format = Literal["onnx", "qonnx", "c", "tflite", "gguf"]
