@@ -12,7 +12,7 @@ from frozen_networks import Builder, random_network
 from random_networks import LEVELS
 
 import softstair as ss
-from softstair.deploy import RUNTIMES, FrozenNetwork, processes
+from softstair.deploy import RUNTIMES, FrozenNetwork, processes, pte
 
 
 def needs(name: str) -> None:
@@ -83,3 +83,58 @@ def test_random_networks_are_equal_or_refused(runtime: str, count: int) -> None:
     done, wrong = differing(runtime, range(count))
     assert not wrong
     assert done["compared"] > 3
+
+
+def test_the_graph_of_executorch_has_the_levels_of_the_network() -> None:
+    """In plain torch, without ExecuTorch: quantised, computed and quantised again."""
+    compared = 0
+    for seed in range(8):
+        net = Builder(seed, (3, 6, 6), zero=121)
+        net.layer("first", 6, "int4", LEVELS["uint4"], even=True, padding=(1, 1))
+        net.max_pool("pool", 2, 2, 0)
+        net.layer("second", 4, "ternary", (-1, 0, 1), even=True, groups=2)
+        if seed % 2:
+            net.sum_pool("average")
+        net.flatten("flat")
+        frozen, x = net.head(4), net.bytes
+        try:
+            graph, decode = pte._Graph(frozen, True), pte.decoder(frozen, None)
+        except ss.deploy.ExportError:
+            continue
+        given = torch.from_numpy(pte.encode(frozen, x))
+        outputs = graph(given)
+        found = decode({str(n): y.numpy() for n, y in enumerate(outputs)})
+        expected, clean = frozen.features(x), torch.ones(len(x), dtype=torch.bool)
+        assert {*frozen.stairs} <= {*found}
+        for name in {*found} & {*expected}:
+            # Floats of torch move a sum that lies near a half; XNNPACK's are integers until then.
+            differ = (found[name] != expected[name]).flatten(1)
+            assert differ[clean].sum() <= 2
+            clean &= ~differ.any(1)
+        assert clean.sum() > len(x) / 3
+        assert torch.equal(found["scores"][clean], frozen(x)[clean])
+        assert torch.equal(found["class"][clean], frozen.predict(x)[clean])
+        compared += 1
+    assert compared > 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("runtime", ["executorch"])
+def test_a_network_is_equal_in_one_delegate(runtime: str) -> None:
+    """ExecuTorch takes about a minute a network, of which two are compared."""
+    needs(runtime)
+    done, wrong = 0, []
+    for seed in (0, 1, 2):
+        net = Builder(seed, (3, 6, 6), zero=121)
+        net.layer("first", 6, "int4", LEVELS["uint4"], even=True, padding=(1, 1))
+        net.max_pool("pool", 2, 2, 0)
+        net.layer("second", 4, "ternary", (-1, 0, 1), even=True, groups=2)
+        net.flatten("flat")
+        try:
+            found = ss.deploy.verify(net.head(4), None, net.bytes, runtime=runtime, timed=False)
+        except ss.deploy.ExportError:
+            continue
+        done += 1
+        wrong += [str(found)] if found.mismatches else []
+    assert not wrong
+    assert done

@@ -42,6 +42,7 @@ class Command(NetworkFlags):
            its input
     tflite: a file for LiteRT and TensorFlow Lite Micro. Features of 8 bits need INT8 arithmetic:
            the trained network is then frozen again, and the output says so
+    pte:   a file for ExecuTorch, whose kernels are XNNPACK's
     gguf:  a file for llama.cpp, of a Llama-shaped network or of a folder of Hugging Face
 
     The frozen network of the run is written, or the trained network is frozen now, without
@@ -55,11 +56,11 @@ class Command(NetworkFlags):
     Exit code 0: written; 2: an error.
     """
 
-    to: Literal["onnx", "qonnx", "c", "tflite", "gguf"] = flag("onnx", "Format.")
+    to: Literal["onnx", "qonnx", "c", "tflite", "pte", "gguf"] = flag("onnx", "Format.")
     out: Path | None = flag(
         None,
-        "File, or folder for c, to write (default: network.onnx, .qonnx, .tflite or .gguf, or c/, "
-        "in the run directory).",
+        "File, or folder for c, to write (default: c/ or network with the format's name, in the "
+        "run directory).",
     )
     rounding: Rounding | None = flag(
         None,

@@ -16,9 +16,10 @@ import numpy as np
 
 from softstair.deploy import nodes, onnx_graph
 from softstair.deploy.frozen import FrozenNetwork
+from softstair.deploy.int8_roundings import Integers
 from softstair.deploy.nodes import Stair
 from softstair.deploy.onnx_graph import Array, OnnxGraph, StoredTensor, zero_point
-from softstair.deploy.onnx_levels import Integers, Line, reach, requantisation_line, scales
+from softstair.deploy.onnx_levels import Line, reach, requantisation_line, scales
 from softstair.deploy.target import HERE, Target
 
 MAX_TRIES = 8  # of different factors
@@ -70,7 +71,7 @@ def _quantised_conv(network: FrozenNetwork, node: nodes.Sum, stair: Stair) -> Qu
         line = requantisation_line(stair, low, high)
         weight_kind = line and _kind_of(weight, largest, line)
     else:
-        tables = [part.long().numpy() for part in (stair.thresholds, low, high)]
+        tables = (stair.thresholds.long().numpy(), low.numpy(), high.numpy())
         weight_kind, line = _searched(weight, largest, stair.levels, *tables)
         if line is None:
             bits = (x.high - min(x.low, 0)).bit_length()
@@ -131,7 +132,7 @@ def _finer(
     weight: Integers,
     largest: int,
     levels: tuple[int, ...],
-    tables: list[Integers],
+    tables: tuple[Integers, Integers, Integers],
     bits: int,
     groups: int,
 ) -> tuple[str, Line | None, int, int]:
@@ -158,8 +159,10 @@ def add_quantised_conv(graph: OnnxGraph, conv: QuantisedConv, x: StoredTensor) -
     weight, attributes = onnx_graph.sum_operands(node, len(node.weight))
     factors = np.abs(conv.line.factor)
     largest = int((np.abs(weight.reshape(len(weight), -1)).max(1) * factors).max()) // conv.copies
-    x = x.as_type(graph, kind, bits=2 * 255 * largest <= MAX_PAIR)
+    is_small = 2 * 255 * largest <= MAX_PAIR and conv.times == 1
+    x = x.as_type(graph, kind, bits=is_small)
     if conv.times > 1:
+        assert 0 <= x.low + x.zero <= x.high + x.zero < 16
         high = graph.constant("places", np.uint8(4))
         high = graph.apply("BitShift", [x.name, high], "high", direction="LEFT")
         x = replace(x, name=graph.apply("BitwiseOr", [x.name, high], "times"), zero=TIMES * x.zero)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair._files import output_file
-from softstair.deploy import c, gguf, onnx, qonnx, qonnx_quant, tflite
+from softstair.deploy import c, gguf, onnx, pte, qonnx, qonnx_quant, tflite
 from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.frozen import FrozenNetwork
 from softstair.deploy.processes import absent
 from softstair.deploy.target import Cpu, Runtime, Target, target_of
 
-Format = Literal["onnx", "qonnx", "c", "tflite", "gguf"]
+Format = Literal["onnx", "qonnx", "c", "tflite", "pte", "gguf"]
 Flavour = Literal["multithreshold", "quant"]
 EXAMPLES = 32
 """Random ones that an export is compared on if none are given."""
@@ -87,7 +87,7 @@ def export(
     Args:
         frozen: A network of :func:`softstair.freeze`; for GGUF, a trained one.
         out: The file to write, or for C a folder that is new, empty or an earlier export.
-        to: ``"onnx"``, ``"qonnx"``, ``"c"``, ``"tflite"`` or ``"gguf"``.
+        to: ``"onnx"``, ``"qonnx"``, ``"c"``, ``"tflite"``, ``"pte"`` or ``"gguf"``.
         x: Integers to compare on, such as a test set; by default 32 random inputs.
         scratch: Bytes of memory that a layer of C for ARM may use to be faster, by default 1 MiB;
             16384 for microcontrollers.
@@ -180,6 +180,8 @@ def _write(
             onnx.write(frozen, file, *target)
         elif to == "tflite":
             tflite.write(frozen, file)
+        elif to == "pte":
+            pte.write(frozen, file)
         elif flavour == "quant":
             qonnx_quant.write(frozen, file)
         else:
