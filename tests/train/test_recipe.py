@@ -88,6 +88,16 @@ def test_frozen_and_normalised() -> None:
     assert Recipe.from_flat(period="auto") == Recipe.from_flat(period=None)
 
 
+def test_groups_are_not_flat_values() -> None:
+    for name in ("data", "noise", "optimiser"):
+        value = Recipe()[name]
+        with pytest.raises(SoftstairError, match=rf"^{name} must be \w+Options\(…\).*from_flat"):
+            Recipe(**{name: value})
+        assert Recipe.from_flat(**{name: value}) == Recipe().replace(**{name: value}) == Recipe()
+    with pytest.raises(SoftstairError, match="no field 'wieghts'; did you mean 'weights'"):
+        Recipe.from_flat(wieghts="int4")
+
+
 def test_every_field_has_help_and_facts() -> None:
     assert all(len(known.help.split()) >= 2 for known in OPTIONS.values())
     unchanging = set(OPTIONS) - set(fields_with("changes_result"))

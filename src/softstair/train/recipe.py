@@ -39,6 +39,10 @@ class Recipe:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
+        for name, kind in GROUPS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                allowed = f"{kind.__name__}(…); Recipe.from_flat takes flat names"
+                raise _check.wrong(name, value, allowed)
         if isinstance(share := self.noise.anneal_from, str):
             match = PERCENT.fullmatch(share)
             assert match is not None  # its group has checked it
