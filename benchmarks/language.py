@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
-from benchmarks.language_rivals import NAMES, move, replaced
+from benchmarks.language_rivals import NAMES, move, replaced, rivals
 from softstair.models import Llama, LlamaConfig
 
 TEXTS = ("shakespeare", "wikitext")
@@ -135,6 +135,13 @@ def bits_per_byte(net: nn.Module, run: Any, text: Tensor, trial: Trial) -> float
     return sum(losses) / count / math.log(2)
 
 
+def mean_quantum(net: nn.Module) -> float | None:
+    """Return the mean quantum of quantised weights, in which a rate can be told."""
+    own = [m.weight_stair.quantum.mean() for m in net.modules() if isinstance(m, ss.nn.TokenLinear)]
+    own += [layer.weight.detach().abs().mean() for layer in rivals(net)]
+    return float(torch.stack(own).mean()) if own else None
+
+
 def make_optimiser(net: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     parts = [
         [p for p in net.parameters() if (p.dim() > 1 and p.shape[1] > 1) == b]
@@ -181,6 +188,7 @@ def trained(trial: Trial, folder: Path, deadline: float) -> dict[str, Any] | Non
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     about = {"seconds": time.perf_counter() - began, "memory": memory, "machine": machine}
+    about["quantum"] = mean_quantum(net)
     return {**asdict(trial), **dict(zip(names, scores, strict=True)), "curve_train": curve, **about}
 
 

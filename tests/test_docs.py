@@ -913,3 +913,24 @@ def test_a_picture_is_the_same_each_time(name: str, tmp_path: Path) -> None:
     first = draw.draw(name, tmp_path).read_bytes()
     assert draw.draw(name, tmp_path).read_bytes() == first
     assert b"<dc:date>" not in first
+
+
+def test_losses_of_transformers_are_those_of_the_results() -> None:
+    """Bits per byte, mean and standard deviation of the seeds, and the accuracies of the digits."""
+    page = text_of(DOCS / "transformers.md")
+    losses: dict[str, list[float]] = {}
+    for line in text_of(RESULTS / "language-tiny.jsonl").splitlines():
+        row = json.loads(line)
+        losses.setdefault(row["method"], []).append(row["test"])
+    twin = statistics.mean(losses["float"])
+    for own in losses.values():
+        assert f"{statistics.mean(own):.3f} ± {statistics.stdev(own):.3f} |" in page
+        over = statistics.mean(own) - twin
+        assert not over or f"| {over:.3f} |" in page
+    accuracies: dict[str, dict[str, list[float]]] = {}
+    for line in text_of(RESULTS / "defaults-digits.jsonl").splitlines():
+        (_, bits, method, _, _), value = json.loads(line)
+        accuracies.setdefault(bits, {}).setdefault(method, []).append(value)
+    for bits, known in accuracies.items():
+        figures = " | ".join(f"{100 * statistics.mean(own):.2f} %" for own in known.values())
+        assert f"| {bits} | {figures} |" in page

@@ -148,3 +148,10 @@ def test_names_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=match):
         ss.quantise(nn.Sequential(nn.Linear(192, 4)), bits, options=ss.QuantiseOptions(**options))
+
+
+def test_a_network_in_half_precision_keeps_its_quanta() -> None:
+    _, net = made("int4:32/int8:32", half=True)
+    quanta = net[0].integers_and_quanta().quanta
+    assert torch.equal(net.half()[0].integers_and_quanta().quanta, quanta)
+    assert net[0].weight_stair.half()(net[0].weight).dtype == torch.float16

@@ -64,7 +64,7 @@ class GroupedWeight(StairWeight):
             shape = f"a row of weights, but the shape of the weights is {tuple(weight.shape)}"
             raise _check.invalid("weights", f"in groups of {group} must divide {shape}")
         sizes = {"row": weight.shape[1], "tensor": weight.numel()}
-        self.group, self.half = group, _check.boolean("half", half)
+        self.group, self.in_half = group, _check.boolean("half", half)
         self.size = sizes[group] if isinstance(group, str) else group
         self.rows, self.unit_stair = weight.numel() // self.size, stair.with_quantum(1.0)
         quanta = [stair.quantum if isinstance(stair.quantum, float) else 1.0] * self.rows
@@ -92,7 +92,7 @@ class GroupedWeight(StairWeight):
 
     def _representable(self, quanta: Tensor) -> Tensor:
         """Return quanta as the nearest that files can hold."""
-        if not self.half:
+        if not self.in_half:
             return quanta
         return quanta.clamp(2.0**-24, torch.finfo(torch.float16).max).half().to(quanta.dtype)
 
@@ -118,7 +118,7 @@ class GroupedWeight(StairWeight):
         if self.log_ratio is None or not self.training:
             return self.quanta()
         learned = self.scaled_quantum(count)
-        if self.half:
+        if self.in_half:
             learned = learned + (self._representable(learned) - learned).detach()
         return learned[:, None]
 

@@ -91,7 +91,7 @@ class TokenAttention(Projection, nn.MultiheadAttention):
     weight_name = "in_proj_weight"
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> Any:  # type: ignore[override]
         return self.in_proj_weight
 
     @classmethod
@@ -109,7 +109,7 @@ class TokenAttention(Projection, nn.MultiheadAttention):
             return "add_bias_kv or add_zero_attn; write such attention with Linear modules"
         return ""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         query: Tensor,
         key: Tensor,

@@ -40,7 +40,9 @@ def place_stairs(model: Model, options: LayerOptions) -> list[Site]:
         widen(sites, options.rare.shortcuts)
     quantised = [site for site in sites if not site.why_float]
     if not quantised:
-        raise _check.invalid("weights", "and features must not be None for every layer")
+        reasons = {site.why_float for site in sites}
+        problem = "and features must not be None for every layer"
+        raise _check.invalid("weights", f"{problem}: {'; '.join(sorted(reasons))}")
     # Layers that stay in float have no number in the quantised network.
     set_ranks({site: site.layer for site in quantised})
     _set_margins(model, quantised, options)
