@@ -186,7 +186,7 @@ def studies_of(lines: Sequence[Repetitions]) -> dict[str, list[Repetitions]]:
 def draw_curves(title: str, lines: Sequence[Repetitions]) -> dict[str, Any]:
     """Draw all lines of a study, a plot for each forward, coloured by what else was varied."""
     fields = varied(lines)
-    columns = values_of(lines, "forward") if "forward" in fields else [None]
+    columns: list[Any] = values_of(lines, "forward") if "forward" in fields else [None]
     others = [name for name in fields if name not in ("forward", "power")]
     field = "interval" if "interval" in others else next(iter(others), "")
     colours = _colours(lines, field) if field else {}
@@ -330,6 +330,7 @@ def _configurations(lines: Sequence[Repetitions]) -> str:
     for line in sorted(lines, key=accuracy, reverse=True):
         done, runs = len(line.done), len(line.trainings)
         seconds, best = line.mean("seconds"), line.mean("best_valid_accuracy")
+        time = None if seconds is None else seconds.value
         rows.append(
             {
                 "configuration": (None, _text(line.name)),
@@ -337,7 +338,7 @@ def _configurations(lines: Sequence[Repetitions]) -> str:
                 "best epoch, %": _percent(best and best.value),
                 "test, %": _percent(line.mean("test_accuracy")),
                 "runs": (done, str(done) if done == runs else f"{done} of {runs}"),
-                "time": _duration(seconds and seconds.value),
+                "time": _duration(time),
                 **{words(name): _word(name, line.value(name)) for name in fields},
             }
         )

@@ -11,11 +11,11 @@ import softstair as ss
 from helpers.narrow import WIDTH, narrow_entry
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
+from softstair._sensitivity import Cost, _proposal, _Trial
 from softstair.convert.options import parse_layers, stair_named
 from softstair.data import load
 from softstair.models import ResidualBlock
 from softstair.nn import stair_modules
-from softstair.sensitivity import Cost, _proposal, _Trial
 
 NAMES = ["features.1", "features.4", "features.7"]
 FLOAT_BYTES = 4 * (64 * WIDTH + 2 * WIDTH * WIDTH + 10 * WIDTH)

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_the_gradient_is_that_of_the_identity_and_activations_stay() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.Sigmoid(), nn.Linear(256, 4))
     for name in TOKEN_NAMES:
-        net = ss.quantise(model, f"int8/{name}")
+        net: Any = ss.quantise(model, f"int8/{name}")
         assert [type(module) for module in net] == [
             ss.nn.TokenLinear,
             nn.Sigmoid,
@@ -96,7 +97,8 @@ def test_the_gradient_is_that_of_the_identity_and_activations_stay() -> None:
     plain = ss.quantise(model, "ternary")  # as before: a stair takes the place of an activation
     assert (
         ss.report(plain).rows[1].became == "float: a gate or a probability in float, which is "
-        "not exported, except at the end of a network"
+        "not exported, except at the end of a network; features of intN or uintN by name quantise "
+        "it"
     )
 
 

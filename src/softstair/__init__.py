@@ -16,11 +16,11 @@ from softstair.convert import QuantiseOptions, quantise
 from softstair.noise import Noise
 from softstair.regularise import regularise
 from softstair.schedule import Schedule
-from softstair.sensitivity import sensitivity
 from softstair.stair import Stair
 
 if TYPE_CHECKING:
     from softstair import deploy
+    from softstair._sensitivity import sensitivity
     from softstair.deploy.freezing import freeze
     from softstair.deploy.frozen import load_frozen
     from softstair.deploy.summary import report
@@ -52,6 +52,7 @@ _NAMES = {
     "freeze": "softstair.deploy.freezing",
     "load_frozen": "softstair.deploy.frozen",
     "report": "softstair.deploy.summary",
+    "sensitivity": "softstair._sensitivity",
 }
 
 

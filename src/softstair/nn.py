@@ -88,6 +88,7 @@ class _StairConvTranspose(StairLayer):
     """A transposed convolution with quantised weights."""
 
     output_axis = None
+    groups: int
 
     @property
     def inputs_per_sum(self) -> int:

@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def combined(build: NodeBuilder, name: str, function: str, a: Value, b: Value) -> Value:
+def combined(build: NodeBuilder, name: str, function: str, a: Any, b: Any) -> Value:
     """Return the value of a function of two features or sums."""
     if function == "mul":
         return multiplied(build, name, build.integers(name, a), build.integers(name, b))

@@ -332,8 +332,10 @@ class NodeBuilder(UpsamplingNodes):
         ends = ((first, first + BYTE), (x.shortcut.low, x.shortcut.high))
         axis = self.channel_axis(x.source)
         empty = torch.zeros(self.sizes[branch][axis - 1], dtype=torch.int32)
-        numbers: Any = [empty + 1, empty, empty, empty, empty, empty.long()]
-        node = Requantise(name, (branch, x.shortcut.node), low, high, *numbers, axis)
+        rest, inputs = empty.long(), (branch, x.shortcut.node)
+        node = Requantise(
+            name, inputs, low, high, empty + 1, empty, empty, empty, empty, rest, axis
+        )
         try:
             node = added(node, unit, other, *ends) if self.choices.searched else node
         except ArithmeticError as error:
@@ -500,7 +502,7 @@ class NodeBuilder(UpsamplingNodes):
 
     def max_pool(self, name: str, module: Any, axes: int, x: Value) -> Value:
         """Add a max-pooling over so many axes, or keep it pending behind a sum."""
-        windows = pooling_windows(name, module, axes, self.pooled_shape(x))
+        windows: Any = pooling_windows(name, module, axes, self.pooled_shape(x))
         dilated = window(getattr(module, "dilation", 1), axes) != (1,) * axes
         if module.return_indices or dilated:
             raise ExportError.of(name, "it pools with return_indices or dilation")

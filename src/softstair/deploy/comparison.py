@@ -11,7 +11,8 @@ from torch import Tensor
 from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.runtimes import FILES, RUNTIMES, Running, reading, start, write
+from softstair.deploy.loaders import Running
+from softstair.deploy.runtimes import FILES, RUNTIMES, reading, start, write
 
 SCORES, CLASS = "scores", "class"
 CHUNK = 100

@@ -223,7 +223,8 @@ def fit(
     """
     _, levels = stairs.ends()
     is_constant = (levels == levels[:, :1]).all(1)
-    bias, scale = (np.where(is_constant, values, 0) for values in (2 * levels[:, 0], 0.5))
+    bias: Any = np.where(is_constant, 2 * levels[:, 0], 0)
+    scale: Any = np.where(is_constant, 0.5, 0)
     found = Fit(np.where(is_constant, 0, largest), bias, scale)
     for less in range(0, int(largest.max()) // 2 + 1, step):
         rows = np.flatnonzero(~found.found & (2 * (largest - less) >= largest))
@@ -243,7 +244,7 @@ def settled(
     own: Fit, least: Integers, greatest: Integers, low: int, high: int, rounding: str
 ) -> Fit:
     """Return numbers near to these on which all roundings agree, or else those of a family."""
-    found = Fit(*(part.copy() for part in own))
+    found = Fit(own.factor.copy(), own.bias.copy(), own.scale.copy())
     coarse = [(bias, move * 2.0**-14) for move in MOVES for bias in NEAR_BIASES]
     fine = [(0, move * 2.0**-23) for move in sorted(range(-64, 65), key=abs)]
     rest = np.ones(len(least), bool)
@@ -254,8 +255,8 @@ def settled(
             rows = rows[abs(bias) * own.scale[rows] <= 2.0**-4]
             if not len(rows):
                 continue
-            factor, biases, scale = (part[rows] for part in own)
-            scale = (scale * (1 + move)).astype(np.float32).astype(np.float64)
+            factor, biases = own.factor[rows], own.bias[rows]
+            scale = (own.scale[rows] * (1 + move)).astype(np.float32).astype(np.float64)
             trial = Fit(factor, biases + bias, scale)
             right = rows[_agree(trial, least[rows], greatest[rows], low, high, roundings)]
             for target, values in zip(found, trial, strict=True):
@@ -268,7 +269,7 @@ def _agree(
     own: Fit, least: Integers, greatest: Integers, low: int, high: int, roundings: Sequence[str]
 ) -> npt.NDArray[np.bool_]:
     """Return for each channel whether roundings give the same levels at all sums."""
-    factor, bias, scale = (part[:, None] for part in own)
+    factor, bias, scale = own.factor[:, None], own.bias[:, None], own.scale[:, None]
     edges = ((np.arange(low + 1, high + 1) - 0.5) / scale - bias) / np.maximum(factor, 1)
     middle = np.rint(edges.clip(-(2.0**40), 2.0**40)).astype(np.int64)
     sums = np.concatenate([middle + step for step in (-2, -1, 0, 1, 2)], 1)

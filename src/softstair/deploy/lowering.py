@@ -204,7 +204,7 @@ class GraphConversion:
             args, kwargs = self._arguments(node)
             kwargs.pop("input", None)
             module = operator.module_of_call(*args[1:], **kwargs)
-        result = None
+        result: Value | Reshaped | None = None
         if operator.name in ARITHMETIC:
             result = self._arithmetic(name, operator.name, node)
         elif len(features) == 1:
@@ -263,7 +263,7 @@ class GraphConversion:
         if named or len(terms) != 1 + (function != "neg"):
             reason = f"its arguments are more than two terms: {', '.join(named) or len(terms)}"
             raise ExportError.of(name, reason, "Write it with +, -, * and /")
-        x = [self.values[term] if isinstance(term, fx.Node) else term for term in terms]
+        x: list[Any] = [self.values[t] if isinstance(t, fx.Node) else t for t in terms]
         x = [term.value if isinstance(term, StaticValue) else term for term in x]
         is_feature = [isinstance(term, IntegerFeatures | PendingSum) for term in x]
         if len(x) == 2 and all(is_feature):

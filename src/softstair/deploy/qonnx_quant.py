@@ -124,7 +124,8 @@ def _affine(node: Stair, table: Array, ends: Array, first: int) -> Array:
         for shift in range(0 if steps is None else int(steps.shift[0]), MAX_SHIFT + 1):
             m, b = lines_of(*channel, np.array([shift])).flatten()
             b = b + (first << shift)
-            if m >= 0 and _is_exact(*np.ldexp([m, b], -shift), *channel, first):
+            slope, offset = np.ldexp([m, b], -shift)
+            if m >= 0 and _is_exact(slope, offset, *channel, first):
                 rows.append((m, b, shift))
                 break
         else:

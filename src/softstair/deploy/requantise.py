@@ -216,7 +216,8 @@ def added(
         moved = other * (1 + move * 2.0**-13)
         shift = MULTIPLIER_BITS - max(math.frexp(max(unit, abs(moved)))[1], 0)
         whole = [round(value * 2.0**shift) for value in (unit, moved)]
-        if is_clear(*(value / 2.0**shift for value in whole), a, b, node.low, node.high):
+        first, second = (value / 2.0**shift for value in whole)
+        if is_clear(first, second, a, b, node.low, node.high):
             ones = torch.ones_like(node.factor)
             facts: Any = {"multiplier": whole[0] * ones, "beside": whole[1] * ones}
             return replace(node, **facts, shift=shift * ones)

@@ -168,8 +168,8 @@ class _Writer(Layers):
         if node.dtype == "int16":
             raise ExportError.of(node.name, "it reads int16", "Freeze it for uint8 or int8")
         zero = node.zero - 128 * (node.dtype == "uint8")
-        ends = (node.low, node.high) if node.table is None else (0, BYTE)
-        x = self.new("bytes", Stored(-1, self.shape(node.name), *ends, zero))
+        span = (node.low, node.high) if node.table is None else (0, BYTE)
+        x = self.new("bytes", Stored(-1, self.shape(node.name), *span, zero))
         self.graph.graph.inputs = [x.tensor]
         if node.table is None:
             return x
@@ -184,7 +184,7 @@ class _Writer(Layers):
     def _stair(self, node: Stair) -> Stored:
         if node.axis != 1:
             raise ExportError.of(node.name, "its channels are not on axis 1")
-        if len(node.inputs) > 1:
+        if isinstance(node, nodes.Requantise) and len(node.inputs) > 1:
             return self._shortcut(node)
         p, ends = product_of(self.network, node.inputs[0]), reach(self.network, node)
         if isinstance(node, nodes.Requantise):
@@ -224,6 +224,7 @@ class _Writer(Layers):
     def _shortcut(self, node: nodes.Requantise) -> Stored:
         """Add the sum of two bytes."""
         assert node.beside is not None
+        assert node.rest is not None
         a, b = (self.network.node(name) for name in node.inputs)
         ratios = np.ldexp([node.multiplier.numpy(), node.beside.numpy()], -node.shift.numpy())
         is_one = (ratios == ratios[:, :1]).all() and not node.rest.any() and not node.bias.any()

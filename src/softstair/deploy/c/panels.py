@@ -35,9 +35,8 @@ def panels(
     node: nodes.Sum, rows: Integers, packed: PackedFields, x: Features, span: tuple[int, int]
 ) -> Panels:
     """Return the panels of weights (outputs, taps, channels of a group) for features ``x``."""
-    size, (down, right) = node.weight.shape[2:], (0, *node.padding)[-2:]
-    if node.weight.ndim == 2:
-        size = (x.height, x.width)
+    is_linear, (down, right) = node.weight.ndim == 2, (0, *node.padding)[-2:]
+    size = (x.height, x.width) if is_linear else tuple(node.weight.shape[2:])
     across, padded = x.width + 2 * right, 0
     if any(node.padding):
         padded = (x.height + 2 * down) * across * x.channels + SLACK
@@ -47,8 +46,10 @@ def panels(
     taps = (y * dilation[0] * across + z * dilation[1]) * x.channels
     offsets = x.bias * rows.sum((1, 2))
     zero = -packed.base // packed.step
-    values = packed.codes[:, : rows[0].size].reshape(rows.shape)
     largest = span[1] - x.bias
+    at: Any
+    data: Any
+    values: Any = packed.codes[:, : rows[0].size].reshape(rows.shape)
     fields = {"bits": packed.bits, "base": packed.base, "step": packed.step}
     if is_depthwise:
         groups, outputs, inputs = 1, len(rows), x.channels

@@ -161,7 +161,7 @@ def _panels(
     """Multiply bytes in panels, for x86."""
     made = panels.panels(node, rows, packed, x, span)
     place = f"(int8_t *){name.upper()}_SCRATCH"
-    fields = {
+    fields: dict[str, object] = {
         **made.fields,
         **{key: f"{name}_{key}" for key in made.constants},
         "unpacked": place,
