@@ -360,6 +360,9 @@ PAGE: dict[str, list[Pattern]] = {
 }
 """The patterns of docs/layers.md, by the first words of their rows."""
 OTHERS: dict[str, Pattern] = {
+    "parts of a vector": Pattern(
+        lambda: image(head=Code(lambda m, x: m.b(x.flatten(1)[:, 4:24]), b=nn.LazyLinear(3)))
+    ),
     "zeros in modules": among(lambda: nn.ZeroPad2d((1, 0, 2, 1))),
     "copies around features": called(lambda x: F.pad(x, (1, 2, 0, 1), "circular")),
     "Upsample": among(lambda: nn.Upsample(scale_factor=3, mode="nearest")),

@@ -137,7 +137,7 @@ BROUGHT = {
         shuffle_unit, (1, 12, 12), lambda y, x: F.cross_entropy(y, brightest(x)), steps=300
     ),
 }
-DEFAULT = ("two heads", "autoencoder")
+DEFAULT = ("scores per position",)
 
 
 def trained(model: nn.Module, x: Tensor, loss_of: Loss, steps: int) -> nn.Module:

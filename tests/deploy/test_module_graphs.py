@@ -100,7 +100,6 @@ def test_functions_and_methods_are_frozen_as_modules_are(head: str) -> None:
             lambda x: F.pad(x, (1, 1), value=1.0).flatten(1),
             "'pad': pad_with_a_number is not supported. Pad with zeros",
         ),
-        (lambda x: (0 + x + x).flatten(1), "'add': it adds something else"),
         (
             lambda x: F.max_pool2d(x, 2, return_indices=True)[0].flatten(1),
             "'max_pool2d_with_indices': ",

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.nightly
 TERNARY = ss.Stair.ternary()
 SHAPE, INPUT = (3, 64, 64), {"zero": 128, "scale": 64.0}
 NETWORKS = (
-    "torchvision.resnet18", "torchvision.mobilenet_v2", "resnet18", "resnet26", "regnetx_002",
+    "torchvision.resnet18", "torchvision.mobilenet_v2", "torchvision.shufflenet_v2_x0_5",
+    "resnet18", "resnet26", "regnetx_002",
     "mobilenetv1_100", "mobilenetv2_100", "efficientnet_lite0", "dla46_c",
 )  # fmt: skip
 

@@ -396,7 +396,7 @@ class GraphConversion:
         places, total, stride = [], torch.zeros_like(first), size
         for axis, length in enumerate(shape if first.dim() == len(shape) else ()):
             stride //= length
-            line = first.movedim(axis, 0).flatten(1)[:, 0]
+            line = first.movedim(axis, 0).reshape(first.shape[axis], -1)[:, 0]
             places.append(line // stride % length)
             total = total + (places[-1] * stride).reshape(-1, *[1] * (first.dim() - 1 - axis))
         if not torch.equal(numbers.long(), batch + first):
