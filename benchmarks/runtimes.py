@@ -105,7 +105,9 @@ def load_litert(file: Path, x: Array) -> Calls:
     interpreter.allocate_tensors()
     source, target = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
     image, (scale, zero) = x.transpose(0, 2, 3, 1), source["quantization"]
-    if scale:
+    if x.dtype == np.uint8:  # bytes of ours, whatever they stand for
+        image = image.astype(np.int16) - 128
+    elif scale:
         image = np.clip(np.rint(image / scale) + zero, -128, 127)
     interpreter.set_tensor(source["index"], image.astype(source["dtype"]))
     return interpreter.invoke, lambda: interpreter.get_tensor(target["index"])

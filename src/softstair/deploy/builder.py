@@ -273,6 +273,9 @@ class NodeBuilder(UpsamplingNodes):
         if self.is_int8 and x.shortcut is not None and high - low <= BYTE:
             self._added(name, x, line, beside, low, high)
             return
+        if self.is_int8 and self.choices.rounding == "double" and -BYTE <= low < 0:
+            self._moved(name, x, line, beside, low, high)
+            return
         least, greatest = x.least, x.greatest
         if isinstance(self.nodes[x.source], Sum):
             falling = line.slope < 0
@@ -303,6 +306,19 @@ class NodeBuilder(UpsamplingNodes):
             node = replace(node, beside=empty, rest=empty.long())
         self.add_node(node)
 
+    def _moved(
+        self, name: str, x: PendingSum, line: Line, beside: Tensor, low: int, high: int
+    ) -> None:
+        """Add levels from 0, and then their move: kernels round negative halves differently."""
+        first = self.unused(f"{name}.unsigned")
+        line = replace(line, offset=line.offset - low)
+        self._requantised(first, x, line, beside, 0, high - low)
+        axis = self.channel_axis(x.source)
+        one = torch.ones(self.sizes[first][axis - 1], dtype=torch.int32)
+        self.add_node(
+            Requantise(name, (first,), low, high, one, low * one, one, 0 * one, axis=axis)
+        )
+
     def _parts(self, source: str) -> Tensor:
         """Return by what INT8 weights of a sum can be multiplied, (C,)."""
         node = self.nodes[source]
@@ -323,7 +339,7 @@ class NodeBuilder(UpsamplingNodes):
         shares = [other * x.shortcut.low, other * x.shortcut.high]
         least = max(float(torch.minimum(*reached).min()), low - 1 - max(shares))
         greatest = min(float(torch.maximum(*reached).max()), high + 1 - min(shares))
-        unit, first = unit_of_bytes(least, greatest)
+        unit, first = unit_of_bytes(least, greatest, low < 0)
         branch = self.unused(f"{name}.branch")
         bytes_of = Line(line.slope / unit, line.offset / unit)
         self._requantised(

@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float64]
 SMALLEST, LARGEST = 2.0**-8, 2.0**30  # bounds of 1/scale
 MAX_BIAS, MAX_SUM = 2**30, 2**30
 NEAR = 3  # biases beside the roomiest that are tried
+ODD = 2**13
 NEAR_BIASES, MOVES = (0, 1, -1, 2, -2), sorted(range(-12, 13), key=abs)
 PLACES = (0.5, 0.3, 0.7, 0.15, 0.85, 0.02, 0.98)  # of a scale between its bounds
 
@@ -230,9 +231,9 @@ def fit(
         rows = np.flatnonzero(~found.found & (2 * (largest - less) >= largest))
         part, factor = stairs.rows(rows), (largest - less)[rows]
         for bias, scale in part.candidates(factor):
-            rest = ~found.found[rows]
+            rest = ~found.found[rows] & (scale > 0)
             if not rest.any():
-                break
+                continue
             trial = Fit(factor[rest], bias[rest], scale[rest])
             right = trial.agrees(part.rows(rest), clamp, roundings, labels)
             for target, values in zip(found, trial, strict=True):
@@ -245,24 +246,33 @@ def settled(
 ) -> Fit:
     """Return numbers near to these on which all roundings agree, or else those of a family."""
     found = Fit(own.factor.copy(), own.bias.copy(), own.scale.copy())
-    coarse = [(bias, move * 2.0**-14) for move in MOVES for bias in NEAR_BIASES]
-    fine = [(0, move * 2.0**-23) for move in sorted(range(-64, 65), key=abs)]
+    coarse = [(bias, own.scale * (1 + move * 2.0**-14)) for move in MOVES for bias in NEAR_BIASES]
+    fine = [(0, own.scale * (1 + move * 2.0**-23)) for move in sorted(range(-64, 65), key=abs)]
+    fine.insert(1, (0, far_from_halves(own.scale)))
     rest = np.ones(len(least), bool)
     for roundings, moves in ((ALL, coarse), (FAMILIES[rounding], fine)):
-        for bias, move in moves:
+        for bias, scales in moves:
             # Few parts of a sum leave no room for all roundings; a bias moves by part of a level.
             rows = np.flatnonzero(rest & ((own.factor >= 4) | (len(roundings) < len(ALL))))
             rows = rows[abs(bias) * own.scale[rows] <= 2.0**-4]
             if not len(rows):
                 continue
-            factor, biases = own.factor[rows], own.bias[rows]
-            scale = (own.scale[rows] * (1 + move)).astype(np.float32).astype(np.float64)
-            trial = Fit(factor, biases + bias, scale)
-            right = rows[_agree(trial, least[rows], greatest[rows], low, high, roundings)]
+            scale = scales[rows].astype(np.float32).astype(np.float64)
+            trial = Fit(own.factor[rows], own.bias[rows] + bias, scale)
+            agree = _agree(trial, least[rows], greatest[rows], low, high, roundings)
             for target, values in zip(found, trial, strict=True):
-                target[right] = values[np.isin(rows, right)]
-            rest[right] = False
+                target[rows[agree]] = values[agree]
+            rest[rows[agree]] = False
     return found
+
+
+def far_from_halves(scale: Floats) -> Floats:
+    """Return scales q/p with an odd p near 2¹³: no whole number times q/p is within 1/2p of a half.
+
+    Float32 products up to 255 are wrong by at most 2⁻¹⁶, with that of the scale.
+    """
+    q = np.maximum(np.floor(ODD * scale), 1)
+    return q / (2 * np.floor(q / scale / 2) + 1)
 
 
 def _agree(

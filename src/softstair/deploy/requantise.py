@@ -198,13 +198,13 @@ def _of_int8(
     return replace(node, **own, multiplier=multiplier.int(), shift=shift.int())
 
 
-def unit_of_bytes(least: float, greatest: float) -> tuple[float, int]:
+def unit_of_bytes(least: float, greatest: float, is_signed: bool) -> tuple[float, int]:
     """Return the unit and the least of bytes that hold a range, in levels of what they add to.
 
-    Fractions of a level are no powers of two, so that no sum is a half.
+    It is a power of two, but where halves would be rounded to signed levels.
     """
     power = math.ceil(math.log2(max(greatest - least, 1e-30) / (BYTE - 2)))
-    unit = 2.0**power if power >= 0 else 2.0**power * (1 - 2.0**-10)
+    unit = 2.0**power * (1 - 2.0**-10) if is_signed and power < 0 else 2.0**power
     return unit, min(max(math.floor(least / unit), -BYTE), 0)
 
 
@@ -227,12 +227,16 @@ def added(
 def is_clear(
     unit: float, other: float, a: tuple[int, int], b: tuple[int, int], low: int, high: int
 ) -> bool:
-    """Return whether no sum of two bytes is so near to a half that kernels round it differently."""
+    """Return whether no sum of two bytes is so near to a half that kernels round it differently.
+
+    They agree on exact halves where levels are not negative.
+    """
     rows, columns = (torch.arange(ends[0], ends[1] + 1).double() for ends in (a, b))
     total = unit * rows[:, None] + other * columns
     reach = float(total.abs().max())
     distance = (total - total.floor() - 0.5).abs()
-    matters = (total > low - 1) & (total < high + 1)
+    is_exact = (columns == 0) & (low >= 0) & (math.frexp(unit)[0] == 0.5)
+    matters = (total > low - 1) & (total < high + 1) & ~is_exact
     return not bool((matters & (distance < max(reach, 1.0) * CLEAR)).any())
 
 

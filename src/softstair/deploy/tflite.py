@@ -252,7 +252,7 @@ class _Writer(Layers):
                 if near.found.all() and (own.factor * largest <= MAX_WEIGHT).all():
                     self.roundings &= {*roundings}
                     return replace(p, weight=p.weight * row(own.factor)), x, near
-            raise NeedsInt8.of(node.name, "its bias is a fraction of a sum of INT8", INT8)
+            raise NeedsInt8.of(node.name, "INT8 kernels round some of its sums differently", INT8)
         span = BYTE // max(x.high - x.low, 1)
         ways = [(1, 1), *([(1, span)] if span > 1 else [])]
         ways += [(copies, 1) for copies in COPIES if p.groups == 1]

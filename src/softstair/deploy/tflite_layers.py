@@ -81,7 +81,10 @@ def unit_of_clamp(low: int, high: int) -> float:
 
 
 def scales_of(network: FrozenNetwork) -> dict[str, float]:
-    """Return units of the features of all nodes, in which those that are added or joined agree."""
+    """Return units of the features of all nodes, in which those that are added or joined agree.
+
+    They are in ratios of powers of two, so that products with them are exact in float32.
+    """
     parent: dict[str, tuple[str, float]] = {}
 
     def root(name: str) -> tuple[str, float]:
@@ -102,7 +105,7 @@ def scales_of(network: FrozenNetwork) -> dict[str, float]:
             ratios = []
         for name, ratio in zip(node.inputs, ratios, strict=False):
             (first, own), (other, beside) = root(name), root(node.name)
-            if first != other and ratio:
+            if first != other and math.frexp(ratio)[0] == 0.5:
                 parent[other] = (first, own / (ratio * beside))
         is_clamped = isinstance(node, nodes.Stair) and node.low < 0 and node.high - node.low < BYTE
         if is_clamped:
@@ -168,7 +171,7 @@ class Layers:
         count, _, *kernel = weight.shape
         is_linear = kernel == [1, 1] and x.shape[1:3] == (1, 1) and p.groups == 1
         is_deep = p.groups == channels > 1
-        if x.flat:
+        if x.flat and p.groups == 1:  # products with 1 are the same in any order
             copies = weight.reshape(count, -1, *x.flat)
             weight = copies.transpose(0, 1, 3, 4, 2).reshape(weight.shape)
         weight = weight.transpose(1, 2, 3, 0) if is_deep else weight.transpose(0, 2, 3, 1)
