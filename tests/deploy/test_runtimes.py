@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from compiled import needs_compiler
 from frozen_networks import Builder, random_network
+from random_modules import SCALE, ZERO, generate, inputs
 from random_networks import LEVELS
 
 import softstair as ss
@@ -118,23 +122,36 @@ def test_the_graph_of_executorch_has_the_levels_of_the_network() -> None:
     assert compared > 3
 
 
+COUNT = 30
+"""Networks that are lowered, a few seconds each."""
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("runtime", ["executorch"])
-def test_a_network_is_equal_in_one_delegate(runtime: str) -> None:
-    """ExecuTorch takes about a minute a network, of which two are compared."""
-    needs(runtime)
-    done, wrong = 0, []
-    for seed in (0, 1, 2):
-        net = Builder(seed, (3, 6, 6), zero=121)
-        net.layer("first", 6, "int4", LEVELS["uint4"], even=True, padding=(1, 1))
-        net.max_pool("pool", 2, 2, 0)
-        net.layer("second", 4, "ternary", (-1, 0, 1), even=True, groups=2)
-        net.flatten("flat")
+@pytest.mark.filterwarnings("ignore:all weights of")
+@pytest.mark.parametrize("first", [100, 5000])
+def test_random_networks_are_equal_in_one_delegate(first: int, tmp_path: Path) -> None:
+    needs("executorch")
+    count = 0
+    for seed in range(first, first + 1000):
+        generated = generate(seed)
         try:
-            found = ss.deploy.verify(net.head(4), None, net.bytes, runtime=runtime, timed=False)
+            with torch.no_grad():
+                net = generated.quantised(inputs(generated))
+            frozen = ss.freeze(net, generated.shape, zero=ZERO, scale=SCALE)
+            pte._Graph(frozen, True)
         except ss.deploy.ExportError:
             continue
-        done += 1
-        wrong += [str(found)] if found.mismatches else []
+        frozen.save(tmp_path / f"{seed}.safetensors")
+        np.save(tmp_path / f"{seed}.npy", inputs(generated)[:3].numpy())
+        count += 1
+        if count == COUNT:
+            break
+    paths = [Path(ss.__file__).parents[1], Path(np.__file__).parents[1]]
+    script = Path(__file__).with_name("pte_by_hand.py")
+    command = [processes.python_with("executorch"), "-P", script, tmp_path, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    assert len(rows) == COUNT, done.stderr[-2000:]
+    wrong = [row for row in rows if row[1] and row[2]]
     assert not wrong
-    assert done
+    assert sum(row[1] > 0 for row in rows) > COUNT / 2, rows

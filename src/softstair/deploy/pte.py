@@ -5,6 +5,7 @@ and scales are searched, so that XNNPACK's product in float32, rounded half to e
 level (see int8_roundings.py). The last layer is in float32 on integers below 2²⁴, which is exact.
 """
 
+import copy
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ def encode(network: FrozenNetwork, x: Tensor) -> Array:
 
 def decoder(network: FrozenNetwork, file: Path) -> Callable[[Mapping[str, Array]], Any]:
     """Return what makes results of nodes, scores and classes of the outputs of a file."""
+    network = copy.deepcopy(network).cpu()
     last, zero = network.last, zeros(network)
 
     def decode(y: Mapping[str, Array]) -> dict[str, Tensor]:
@@ -138,8 +140,10 @@ class _Graph(nn.Module):
         super().__init__()
         import torch.ao.quantization.fx._decomposed  # noqa: F401  it registers the operators
 
-        self.sources, self.trace, self.zero = [network.cpu()], trace, zeros(network)
+        network = copy.deepcopy(network).cpu()
+        self.sources, self.trace, self.zero = [network], trace, zeros(network)
         self.steps: dict[str, Callable[[Values], Tensor]] = {}
+        self.wide: dict[str, str] = {}
         writers: dict[type[nodes.Node], Callable[[Any], Any]] = {
             nodes.Steps: self._stair,
             nodes.Requantise: self._stair,
@@ -192,8 +196,17 @@ class _Graph(nn.Module):
         if isinstance(node, nodes.Flatten):
             return self._real(node.inputs[0], values).flatten(1)
         p = product_of(self.network, name)
-        weight = torch.tensor(self._shaped(p), dtype=torch.float32)
-        return _convolve(p, self._real(p.source, values), weight, None)
+        return _convolve(p, self._real(p.source, values), self.get_buffer(self.wide[name]), None)
+
+    def _keep_weights(self, name: str) -> None:
+        """Register the weights of what is not stored in int8, but in float32."""
+        node = self.network.node(name)
+        if isinstance(node, nodes.Flatten) and name not in self.zero:
+            self._keep_weights(node.inputs[0])
+        elif name not in self.zero:
+            p = product_of(self.network, name)
+            self.wide[name] = self._keep("wide", self._shaped(p), torch.float32)
+            self._keep_weights(p.source)
 
     def _keep(self, hint: str, values: Array, dtype: torch.dtype) -> str:
         """Register a constant, and return its name."""
@@ -294,6 +307,7 @@ class _Graph(nn.Module):
         source = self.network.node(p.source)
         if nodes.largest_sum(p.weight, source.low, source.high) >= FLOAT32_EXACT:
             raise ExportError.of(node.name, "its sums are above 2^24, where float32 is not exact")
+        self._keep_weights(p.source)
         name = self._keep("last", self._shaped(p), torch.float32)
         rows = node.bias.numpy().reshape(-1, *[1] * (len(self.network.sizes[node.name]) - 1))
         bias = self._keep("last_bias", rows, torch.int32)

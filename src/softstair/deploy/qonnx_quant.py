@@ -6,6 +6,7 @@ as in fixed point, at every sum. The output are the sums of the last layer. Scor
 sums·2^shift + bias, of which the metadata have both: they need more bits than float32 has.
 """
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +40,8 @@ def model(network: FrozenNetwork) -> Any:
 
 def decoder(network: FrozenNetwork, file: Path) -> Callable[[Mapping[str, Array]], Any]:
     """Return what makes results of nodes and scores of a file's tensors, or of its output "0"."""
-    names = {node.name: qonnx.QonnxGraph(network).identifiers[node.name] for node in network.nodes}
-    last = network.last
+    names = QonnxGraph(network).identifiers
+    last = copy.deepcopy(network).cpu().last
 
     def decode(y: Mapping[str, Array]) -> dict[str, Tensor]:
         found = {name: torch.from_numpy(y[key]).int() for name, key in names.items() if key in y}
