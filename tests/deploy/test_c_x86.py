@@ -71,6 +71,18 @@ def test_layers_of_many_channels_are_equal_at_every_level(level: str, tmp_path: 
     assert differences(wide_layers(), tmp_path, *flags_of(level)) == {}
 
 
+@needs_compiler
+def test_padding_of_lines_does_not_reach_other_features(tmp_path: Path) -> None:
+    net = RandomBuilder(0, (3, 12), zero=0, batch=2)
+    start = net.layer("first", 128, "int4", tuple(range(16)), padding=(1,))
+    deep = net.layer("deep", 128, "int4", tuple(range(16)), padding=(2,), dilation=(2,))
+    net.layer("third", 128, "int4", tuple(range(16)), padding=(1,))
+    net.add_features("added", net.add_features("sum", net.last, deep), start)
+    net.flatten("flat")
+    net.scores("last", 3, "ternary")
+    assert differences(net, tmp_path, *LANGUAGE, "-Werror", "-O1") == {}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_network_is_equal_at_every_level(level: str, tmp_path: Path) -> None:

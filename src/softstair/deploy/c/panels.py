@@ -79,7 +79,7 @@ def panels(
     if packed.negated.any():
         constants["negated"] = np.packbits(packed.negated, bitorder="little")
     fields |= {"groups": groups, "inputs": inputs, "outputs": outputs, "fours": fours}
-    fields |= {"chunk": chunk, "tiled": tiled, "special": int(len(at) > 1), "examples": 1}
+    fields |= {"chunk": chunk, "tiled": tiled, "special": int(len(at) > 1)}
     return Panels(constants, fields, BYTES_OF_FOUR * (-(-fours // 8) * 8), padded)
 
 

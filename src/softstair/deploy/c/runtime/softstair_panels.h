@@ -34,7 +34,6 @@ typedef struct {
     int8_t *unpacked;
     uint8_t *padded; /* features between their padding, or null */
     const ss_sink *sink;
-    int32_t examples, stride; /* of a batch, and the words between two */
 } ss_panels_sum;
 
 /* Copies features between their padding, if there is any. */
@@ -49,11 +48,10 @@ static inline const uint8_t *ss_padded(const ss_panels_sum *sum) {
     }
     ss_fill(to, padding, window->padding_y * row + side);
     to += window->padding_y * row + side;
-    for (int32_t y = 0; y < window->height; y++, from += line, to += row) {
+    for (int32_t y = 1; y <= window->height; y++, from += line, to += row) {
         ss_copy(to, from, line);
-        ss_fill(to + line, padding, 2 * side);
+        ss_fill(to + line, padding, y < window->height ? 2 * side : side + window->padding_y * row);
     }
-    ss_fill(to, padding, window->padding_y * row - side);
     return sum->padded;
 }
 
@@ -62,47 +60,28 @@ static inline void ss_windows(const ss_panels_sum *sum, const uint8_t *from, int
                               int32_t count, const uint8_t **x) {
     const ss_window *window = &sum->window;
     const int32_t across = window->width + (sum->padded ? 2 * window->padding_x : 0);
-    const int32_t step = window->stride_x * sum->in->channels, places = ss_places(window);
+    const int32_t step = window->stride_x * sum->in->channels;
     const int32_t line = window->stride_y * across * sum->in->channels;
-    int32_t column = place % window->columns, row = place % places / window->columns;
-    from += 4 * (place / places) * sum->stride;
+    int32_t column = place % window->columns, row = place / window->columns;
     for (int32_t i = 0; i < SS_PANEL_PLACES; i++) {
         x[i] = i < count ? from + row * line + column * step : x[0];
         if (++column == window->columns) {
             column = 0;
-            if (++row == window->rows) {
-                row = 0;
-                from += 4 * sum->stride;
-            }
+            row++;
         }
     }
 }
 
-/* Passes the sums of places, which may be of several examples, to the sink. */
+/* Passes the sums of places to the sink. */
 static inline void ss_emit_panel(const ss_panels_sum *sum, int32_t place, int32_t count,
                                  int32_t first, int32_t channels, int32_t *sums) {
-    const int32_t places = ss_places(&sum->window);
     for (int32_t c = 0; sum->negated && c < channels; c++) {
         const int negated = (sum->negated[(first + c) / 8] >> ((first + c) % 8)) & 1;
         for (int32_t p = 0; negated && p < count; p++) {
             sums[p * SS_BLOCK + c] = -sums[p * SS_BLOCK + c];
         }
     }
-    for (int32_t some; count > 0; place += some, count -= some, sums += some * SS_BLOCK) {
-        const int32_t example = place / places;
-        some = ss_min(count, (example + 1) * places - place);
-        if (example == 0) {
-            ss_emit_sums(sum->sink, place, some, first, channels, sums);
-            continue;
-        }
-        ss_sink sink = *sum->sink;
-        ss_features out = *sink.out, beside = sink.beside ? *sink.beside : out;
-        out.data += example * sum->stride;
-        beside.data += example * sum->stride;
-        sink.out = &out;
-        sink.beside = sink.beside ? &beside : 0;
-        ss_emit_sums(&sink, place % places, some, first, channels, sums);
-    }
+    ss_emit_sums(sum->sink, place, count, first, channels, sums);
 }
 
 /* Units of 64 bytes of a panel. */
@@ -123,7 +102,7 @@ static inline void ss_begin_sums(const int32_t *offsets, int32_t places, int32_t
 }
 
 static inline void ss_sum_panels(const ss_panels_sum *sum) {
-    const int32_t places = ss_places(&sum->window) * sum->examples;
+    const int32_t places = ss_places(&sum->window);
     const int32_t units = ss_units(sum, sum->fours), size = units * 8 / sum->bits * 64;
     const int32_t panels = (sum->outputs + 15) / 16, blocks = (sum->outputs + 31) / 32;
     const uint8_t *from = ss_padded(sum), *x[SS_PANEL_PLACES];

@@ -2,7 +2,7 @@
  * the compiler's options allow, or plain C.
  *
  *   ss_unpack_units     weights from codes: bytes, or halves for SSE2
- *   ss_multiply_panels         products of SS_PANEL_PLACES windows and a panel, or two for AVX-512
+ *   ss_multiply_panels  products of SS_PANEL_PLACES windows and a panel, or two for AVX-512
  *   ss_multiply_taps    products of each channel with its own weights
  *   ss_put_counted      levels by their thresholds, as bytes
  *   ss_affine_bytes     levels by affine steps
