@@ -226,7 +226,7 @@ class RayPool(Pool):
             elif outcome["kind"] == "stopped":
                 why = outcome.get("why", "its task was cancelled")
                 again = "run the same command again to resume from its last checkpoint"
-                self.fail(task, f"{why}: {again}.")
+                self.fail(task, f"{why}: {again}.", lost=True)
             else:
                 if trace := outcome.get("trace"):
                     logging.getLogger(__name__).error(trace)

@@ -257,7 +257,7 @@ def test_all_examples_with_a_start_and_a_teacher_that_are_trained_first(
     shutil.copytree("r/start", "t/start")
     assert "holds none" in run.rejected("train", "--resume", "--out", "t")
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("softstair.train.fit"), "_train", stop)
+        patch.setattr(import_module("softstair.train.fit"), "Step", stop)
         code, _, err = run("train", *SHORT, *own, *flags, "--out", "t")
     assert (code, "continue with" in err, "--resume --out t" in err) == (130, True, True)
     assert run("train", *SHORT, *own, *flags, "--resume", "--out", "t")[0] == 0
@@ -379,7 +379,7 @@ def test_command_that_continues_has_all_that_the_run_needs(
     def stop(*_: object) -> None:
         raise Interrupted(15)
 
-    monkeypatch.setattr(import_module("softstair.train.fit"), "_train", stop)
+    monkeypatch.setattr(import_module("softstair.train.fit"), "Step", stop)
     flags = ["--data-dir", "my data", "--device", "cpu", "--out", "my run"]
     code, out, err = run("train", *SHORT, *flags)
     assert (code, out, err.count("\n")) == (143, "", 1)

@@ -330,7 +330,7 @@ def test_a_failure_of_all_units_ends_the_grid(
     refused = {"kind": "failed", "threads": None, "why": "there are no data.", "trace": ""}
     with pytest.raises(RunError, match=r"^there are no data\.$"):
         drive(monkeypatch, tmp_path, lambda name: refused)
-    with pytest.raises(RunError, match=r"^u1/fold-0: its process was lost"):
+    with pytest.raises(RunError, match=r"^u0/fold-0: its process was lost"):
         drive(monkeypatch, tmp_path, lambda name: Lost())
     later = lambda name: DONE if name == "u0/fold-0" else refused
     ray, failed, _ = drive(monkeypatch, tmp_path, later)

@@ -214,7 +214,7 @@ class Script(Pool):
         task = min(self.running, key=lambda task: task.name)
         end = self._script[task.name]
         if isinstance(end, str):
-            self.fail(task, end)
+            self.fail(task, end, lost=True)
         else:
             for event in end:
                 self.handle(task, event)
@@ -239,7 +239,7 @@ def test_failures_after_the_first_step_leave_the_others_alone() -> None:
 def test_an_error_before_the_first_step_is_raised() -> None:
     with pytest.raises(RunError, match="no data"):
         Script({"a": REFUSED, "b": DONE}).run(StopRequest())
-    with pytest.raises(RunError, match="it was killed"):
+    with pytest.raises(RunError, match="a: it was killed"):
         Script({"a": "it was killed.", "b": DONE}).run(StopRequest())
     assert Script({"a": DONE, "b": REFUSED, "c": DONE}).run(StopRequest()) == 1
 

@@ -172,11 +172,12 @@ class Pool(ABC):
         if event["kind"] != "start":
             self._on_event(key, event)
 
-    def fail(self, task: Task, why: str) -> None:
-        """Report a task that failed; if none has begun to train, raise RunError."""
+    def fail(self, task: Task, why: str, lost: bool = False) -> None:
+        """Report a task that failed, or, if it is ``lost``, whose process ended; if none has begun
+        to train, raise RunError."""
         self.running.discard(task)
         if self.threads is None:
-            raise RunError(why)
+            raise RunError(f"{task.name}: {why}" if lost else why)
         self.failed += 1
         self._report(task, {"kind": "failed", "why": why})
 
@@ -254,7 +255,7 @@ class ProcessPool(Pool):
         if self.stopping:
             self.handle(task, {"kind": "stopped"})
         else:
-            self.fail(task, _cause_of_end(code, self._again))
+            self.fail(task, _cause_of_end(code, self._again), lost=True)
 
 
 def _cause_of_end(code: int, again: str) -> str:
