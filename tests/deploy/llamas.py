@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,12 @@ def spread_out(net: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def llama(bits: str | None = None, half: bool = True, **changes: Any) -> nn.Module:
-    net = spread_out(Llama(LlamaConfig(**{**SIZES, **changes})))
+    return copy.deepcopy(_llama(bits, half, tuple(changes.items())))
+
+
+@cache  # fitting quanta takes a second
+def _llama(bits: str | None, half: bool, changes: tuple[tuple[str, Any], ...]) -> nn.Module:
+    net = spread_out(Llama(LlamaConfig(**{**SIZES, **dict(changes)})))
     if bits is None:
         return net
     options = ss.QuantiseOptions(half=half)

@@ -48,7 +48,7 @@ def test_every_type_runs_as_it_was_trained(kind: str, tmp_path: Path) -> None:
     assert theirs == pytest.approx(own, rel=2e-2)  # of weights that are random
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": True}], ids=["grouped", "tied"])
 def test_a_llama_of_hugging_face_is_verified(settings: dict[str, Any], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
@@ -165,7 +165,8 @@ def test_bytes_and_characters_are_tokens(tmp_path: Path) -> None:
 TEXTS = ["The cat's 12 hats; isn't it?  Yes!\n", "Once upon a time, there was a héron.", " a b"]
 
 
-@pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "sentencepiece"])
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize("kind", ["sentencepiece", "gpt-2", "llama-bpe"])
 def test_tokenizers_of_hugging_face_give_the_same_tokens(kind: str, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")

@@ -134,7 +134,7 @@ def _sizes(config: Any) -> tuple[dict[str, int | float], list[str]]:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     given = (("model_type", get("model_type", "llama"), "llama"), ("rope_type", kind, "default"))
     checked = (*given, ("hidden_act", get("hidden_act", "silu"), "silu"))
-    text = "{} is {!r}, but llama.cpp would compute {!r}"
+    text = "{} is {!r}, but what is written is {!r}"
     return sizes, [text.format(*row) for row in checked if row[1] != row[2]]
 
 

@@ -34,7 +34,7 @@ from softstair.deploy.gguf.runtime import (
 )
 from softstair.deploy.gguf.writing import as_float
 
-POSITIONS = 128  # tokens that the network writes to compare on
+POSITIONS, PROBABILITIES = 128, 1 << 19  # tokens to compare on, fewer for large vocabularies
 TWIN_MEAN, TWIN_LARGEST = 1e-5, 1e-4  # differences of log-probabilities that sums in float32 leave
 FLOORS, NOISE, SEEDS = 5, 1e-7, 3  # the emulation may be so many times its own noise away
 
@@ -140,7 +140,8 @@ def verify(
     Args:
         net: The trained network, quantised or not.
         path: The file.
-        text: A text or tokens to compare on; by default the network writes 128 tokens.
+        text: A text or tokens to compare on; by default the network writes 128 tokens, or 16 where
+            the vocabulary is large.
         run: Whether to run the file and its twin in llama.cpp.
         config: As for :func:`write`.
         names: As for :func:`write`.
@@ -258,7 +259,8 @@ def _run(
     context, size = (int(network.sizes[f"llama.{n}"]) for n in ("context_length", "vocab_size"))
     module, letter = in_float(network, rounded), letter_of(file.fields["tokenizer.ggml.tokens"])
     if text is None:
-        text = write_text(module, min(POSITIONS, context - 1), size)
+        count = max(16, min(POSITIONS, PROBABILITIES // size))  # llama.cpp lists them slowly
+        text = write_text(module, min(count, context - 1), size)
     tokens = tokens_of(file.path, text, context) if isinstance(text, str) else text
     tokens = [_check.integer("text", int(token), 0, size - 1) for token in tokens]
     tokens = tokens[: context - 1]  # llama.cpp needs a place for its answer
