@@ -199,6 +199,28 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "sequences of bytes": (
         lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
         INT8 | {"shape": (5, 6)}),
+    "a last layer in a function": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(120, 40), nn.ReLU(), Code(
+            lambda m, x: F.linear(x, m.last.weight, m.last.bias), last=nn.Linear(40, 3))),
+        INT8),
+    "layers over the columns": (
+        lambda: image(nn.Linear(10, 5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU(),
+                      nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()), {}),
+    "layers over the columns, of bytes": (
+        lambda: image(Code(lambda m, x: m.r(m.body(x) + x), body=nn.Linear(10, 10)),
+                      nn.Linear(10, 7), nn.GELU(), nn.MaxPool2d(2)), INT8),
+    "layers over sequences": (
+        lambda: nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(),
+                              nn.Flatten(), nn.Linear(80, 3)), INT8 | {"shape": (5, 24)}),
+    "gates over sequences": (
+        lambda: nn.Sequential(nn.Linear(24, 16), nn.ReLU(), Code(
+            lambda m, x: m.r(m.body(x * torch.sigmoid(m.gate(x)))), body=nn.Linear(16, 9),
+            gate=nn.Linear(16, 16)), nn.Flatten(), nn.LazyLinear(3)),
+        INT8 | {"shape": (5, 24)}),
+    "bits over sequences": (
+        lambda: nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(),
+                              nn.Flatten(), nn.LazyLinear(3)), {"features": TERNARY,
+                              "shape": (5, 24)}),
     "dropout": (lambda: image(conv(), nn.Dropout2d(), nn.ReLU(), nn.Dropout()), {}),
     "in place": (lambda: image(InPlace(), InPlace()), {}),
     "in place, of bytes": (lambda: image(InPlace(), InPlace()), INT8),
@@ -209,7 +231,14 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         lambda: nn.Sequential(*image(conv(), nn.ReLU()), nn.BatchNorm1d(3)), {}),
 }  # fmt: skip
 
-WRITTEN = {"sequences": [True, False, False], "sequences of bytes": [True, True, False]}
+WRITTEN = {
+    "sequences": [True, False, False],
+    "sequences of bytes": [True, True, False],
+    "layers over the columns": [True, False, True],
+    "layers over sequences": [True, False, True],
+    "bits over sequences": [True, False, True],
+    "gates over sequences": [True, False, True],
+}
 """Whether a kind is written as ONNX, QONNX and C; all others are."""
 
 

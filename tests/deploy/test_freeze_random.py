@@ -37,7 +37,7 @@ FIRST, NETWORKS, SLICE = 100, 1120, 70
 PER_PROGRAM = 25
 NOT_EXPORTED = {"slice", "view", "written view"}
 """Constructs without an integer form."""
-NOT_IN_C = {"Linear on (N, L, C)", "integer linear on (N, L, C)"}
+NOT_IN_C = {"integer linear on (N, L, C)"}
 MOST_ERROR = 0.08
 """Of features of eight bits, relative; some share a quantum with wider ones."""
 

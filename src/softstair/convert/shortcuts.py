@@ -206,7 +206,7 @@ class _Walk:
         is_quantised = module in self.modules and number not in self.kept
         if effect is Effect.ACTIVATION and is_quantised:
             return replace(other, kind=_Kind.QUANTISED)
-        if (effect is Effect.WEIGHTS and is_quantised) or isinstance(module, nn.Linear):
+        if (effect is Effect.WEIGHTS and is_quantised) or operator.name == "linear":
             is_sum = self._quantised(x[0]).kind is _Kind.QUANTISED and is_quantised
             return _Value(_Kind.SUM if is_sum else _Kind.FLOAT, number, depth + 1)
         if operator.name in ARITHMETIC:

@@ -20,7 +20,7 @@ from softstair.convert.ops import (
 from softstair.deploy import arithmetic
 from softstair.deploy.builder import NodeBuilder
 from softstair.deploy.frozen import leaves, mapped
-from softstair.deploy.modules import check_finite, not_supported
+from softstair.deploy.modules import check_finite, linear_of, not_supported
 from softstair.deploy.nodes import ExportError, Shape
 from softstair.deploy.values import IntegerFeatures, PendingSum, Value
 from softstair.nn import StairActivation, StairLayer
@@ -200,10 +200,11 @@ class GraphConversion:
             return self._doubled(name, node, module, features[0])
         if operator.name == "cat" and features == inputs:
             return self._concatenate(name, node)
-        if operator.module_of_call and module is None and len(features) == 1:
+        module_of = linear_of if operator.name == "linear" else operator.module_of_call
+        if module_of and module is None and len(features) == 1:
             args, kwargs = self._arguments(node)
             kwargs.pop("input", None)
-            module = operator.module_of_call(*args[1:], **kwargs)
+            module = module_of(*args[1:], **kwargs)
         result: Value | Reshaped | None = None
         if operator.name in ARITHMETIC:
             result = self._arithmetic(name, operator.name, node)

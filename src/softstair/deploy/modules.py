@@ -59,6 +59,13 @@ def pooling_windows(name: str, module: Any, axes: int, shape: Shape) -> tuple[Sh
     return kernel, kernel, (0,) * axes
 
 
+def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
+    """Return the layer that F.linear computes."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
+    layer.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+    return layer
+
+
 def beyond_padding(module: Any, windows: tuple[Shape, Shape, Shape], shape: Shape) -> Shape:
     """Return how far the last windows of a pooling with ceil_mode reach beyond the padding."""
     if not getattr(module, "ceil_mode", False):

@@ -8,16 +8,16 @@ or words.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
-from softstair.deploy.combining import Multiply
+from softstair.deploy.combining import Multiply, Subtract
 from softstair.deploy.frozen import FrozenNetwork
-from softstair.deploy.nodes import ExportError, Shape
+from softstair.deploy.nodes import ExportError, Node, Shape, Stair
 from softstair.deploy.target import Cpu
 
 PLANES = {"SS_TERNARY": 2, "SS_SIGN": 1, "SS_BIT": 1}
@@ -37,6 +37,8 @@ class Features:
     height: int
     width: int
     bias: int = 0
+    is_turned: bool = False
+    """Whether the channels are the last axis of the result, not the first."""
 
     @property
     def positions(self) -> int:
@@ -67,15 +69,19 @@ class MemoryLayout:
     features: dict[str, Features]  # a Flatten without a copy has its input's
     home: dict[str, str]  # the node in whose memory it lies
     cpu: Cpu = "arm"
+    turned: dict[int, Features] = field(default_factory=dict)
+    """Copies with channels first or last, by numbers after those of the nodes."""
 
 
 def layout(network: FrozenNetwork, cpu: Cpu) -> MemoryLayout:
     """Choose the layout of every node's result: for x86 without bit planes, bytes unsigned."""
     memory, is_signed = MemoryLayout({}, {}, cpu), cpu != "x86"
     for node in network.nodes:
-        size = _size(node.name, network.sizes[node.name])
+        is_turned = _is_turned(network, node, memory)
+        size = _size(node.name, network.sizes[node.name], is_turned)
         memory.home[node.name] = node.name
         if isinstance(node, nodes.Flatten) and _needs_no_copy(network, node):
+            is_turned = False  # of the input, if at all
             home = memory.home[node.inputs[0]]
             memory.home[node.name], features = home, memory.features[home]
         elif isinstance(node, nodes.Sum | Multiply):
@@ -88,8 +94,31 @@ def layout(network: FrozenNetwork, cpu: Cpu) -> MemoryLayout:
         else:
             kind, bias = _numbers(node, is_signed)
             features = Features(kind, *size, bias)
-        memory.features[node.name] = features
+        memory.features[node.name] = replace(features, is_turned=features.is_turned or is_turned)
     return memory
+
+
+def is_over_places(network: FrozenNetwork, node: Node) -> bool:
+    """Return whether a node is a linear layer that is applied to the last of several axes."""
+    is_linear = isinstance(node, nodes.Sum) and node.weight.dim() == 2
+    return is_linear and len(network.sizes[node.inputs[0]]) > 1
+
+
+def turned(x: Features, shape: Shape, is_turned: bool) -> Features:
+    """Return a copy of a node's result with the channels last, or first."""
+    channels, height, width = _size("", shape, is_turned)
+    return replace(x, channels=channels, height=height, width=width, is_turned=is_turned)
+
+
+def _is_turned(network: FrozenNetwork, node: Node, memory: MemoryLayout) -> bool:
+    """Return whether the channels of a result are its last axis."""
+    axes = len(network.sizes[node.name])
+    if isinstance(node, Stair):
+        return node.axis == axes > 1
+    if isinstance(node, nodes.Add | Multiply | Subtract | nodes.Lookup):
+        same = len({network.sizes[name] for name in node.inputs}) == 1
+        return same and axes > 1 and memory.features[node.inputs[0]].is_turned
+    return is_over_places(network, node)
 
 
 def first_places(network: FrozenNetwork) -> dict[str, int]:
@@ -101,7 +130,9 @@ def first_places(network: FrozenNetwork) -> dict[str, int]:
     return places
 
 
-def _size(name: str, shape: Shape) -> tuple[int, int, int]:
+def _size(name: str, shape: Shape, is_turned: bool) -> tuple[int, int, int]:
+    """Return channels, height and width."""
+    shape = (shape[-1], *shape[:-1]) if is_turned else shape
     if len(shape) > 3 or any(not 0 < size < 2**31 for size in shape):
         raise ExportError.of(name, f"C has no features of shape {shape}", "Flatten before it")
     height, width = (1, 1, *shape[1:])[-2:]
@@ -142,7 +173,7 @@ def _counts_bits(network: FrozenNetwork, node: nodes.Sum) -> bool:
     source = network.node(node.inputs[0])
     while isinstance(source, nodes.Flatten):
         source = network.node(source.inputs[0])
-    channels = network.sizes[source.name][0]
+    channels = network.sizes[source.name][-1 if is_over_places(network, node) else 0]
     full = -(-channels // 32) * 32 <= MAX_BITS_PER_CHANNEL * channels
     return full and node.groups == 1 and bool((node.weight.long().abs() <= 1).all())
 

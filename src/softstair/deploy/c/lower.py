@@ -15,7 +15,9 @@ from softstair.deploy.c.layout import (
     MemoryLayout,
     Operation,
     first_places,
+    is_over_places,
     structure,
+    turned,
     window_fields,
 )
 from softstair.deploy.c.panels import PANEL
@@ -30,9 +32,12 @@ FEW_COUNTED, MAX_COUNTED = 3, 31
 
 def lower(network: FrozenNetwork, layout: MemoryLayout, scratch: int) -> list[Operation]:
     """Return the operations of a network; a layer uses up to ``scratch`` bytes to be faster."""
-    lowering = _Lowering(network, layout, scratch)
-    operations = map(lowering.operation, range(len(network.nodes)))
-    return [operation for operation in operations if operation is not None]
+    lowering, operations = _Lowering(network, layout, scratch), list[Operation]()
+    for number in range(len(network.nodes)):
+        operations += lowering.turns(number)
+        operation = lowering.operation(number)
+        operations += [] if operation is None else [operation]
+    return operations
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class _Lowering:
     def __init__(self, network: FrozenNetwork, layout: MemoryLayout, scratch: int) -> None:
         self.network, self.layout, self.scratch = network, layout, scratch
         self.number = {node.name: number for number, node in enumerate(network.nodes)}
+        self.copies: dict[tuple[str, str], int] = {}
+        """The numbers of turned copies, by the names of the reader and of what it reads."""
 
     def operation(self, number: int) -> Operation | None:
         """Return the operation of a node, or None if it needs none of its own."""
@@ -83,15 +90,55 @@ class _Lowering:
                 return self._scores(number, node)
         raise ExportError.of(node.name, f"{type(node).__name__} has no form in C")
 
-    def _home(self, name: str) -> int:
-        return self.number[self.layout.home[name]]
+    def turns(self, number: int) -> list[Operation]:
+        """Return the operations that give a node its inputs with channels first or last."""
+        node, operations = self.network.nodes[number], list[Operation]()
+        wanted = self._wanted(node) if self.layout.home[node.name] == node.name else None
+        for name in node.inputs if wanted is not None else ():
+            x = self.layout.features[name]
+            if len(self.network.sizes[name]) < 2 or x.is_turned == wanted:
+                continue
+            copy = len(self.network.nodes) + len(self.layout.turned)
+            self.layout.turned[copy] = turned(x, self.network.sizes[name], bool(wanted))
+            self.copies[node.name, name] = copy
+            home = self.number[self.layout.home[name]]
+            call = f"ss_turn(&layer_{home}, &layer_{copy}, {int(bool(wanted))});"
+            calls = (*_clear(copy, x), call)
+            operations.append(Operation(copy, (), (home,), calls, "channels in another order"))
+        return operations
+
+    def _wanted(self, node: Node) -> bool | None:
+        """Return whether a node reads features with their channels last; None if it does not
+        matter."""
+        if isinstance(node, nodes.Sum) and node.weight.dim() == 2:
+            return True if is_over_places(self.network, node) else None
+        if isinstance(node, Stair | nodes.Add | Multiply | Subtract | nodes.Lookup):
+            return self.layout.features[node.name].is_turned
+        return None if isinstance(node, nodes.Flatten) else False
+
+    def _home(self, node: Node, place: int = 0) -> int:
+        """Return the number of the features that a node reads."""
+        name = node.inputs[place]
+        return self.copies.get((node.name, name), self.number[self.layout.home[name]])
+
+    def _homes(self, node: Node) -> tuple[int, ...]:
+        return tuple(self._home(node, place) for place in range(len(node.inputs)))
+
+    def _read(self, node: Node, place: int = 0) -> Features:
+        """Return the features that a node reads."""
+        name = node.inputs[place]
+        copy = self.copies.get((node.name, name))
+        return self.layout.features[name] if copy is None else self.layout.turned[copy]
 
     def _is_fused(self, node: Node) -> bool:
         """Whether a single stair reads sums or products, so that they need not be stored."""
         if not isinstance(node, nodes.Sum | Multiply):
             return False
         users = self.network.users(node.name)
-        return len(users) == 1 and isinstance(users[0], Stair) and users[0].inputs[0] == node.name
+        if len(users) != 1 or not isinstance(users[0], Stair) or users[0].inputs[0] != node.name:
+            return False
+        features = self.layout.features
+        return features[node.name].is_turned == features[users[0].name].is_turned
 
     def _input(self, number: int, node: nodes.Input) -> Operation:
         how, out = "bytes with their channels together", f"&layer_{number}"
@@ -104,23 +151,20 @@ class _Lowering:
         return Operation(number, (number,), (), (call,), how, constants)
 
     def _weighted_sum(self, node: nodes.Sum, sink: int, stored: Stored) -> Operation:
-        x = node.inputs[0]
-        if node.weight.dim() == 2 and len(self.network.sizes[x]) != 1:
-            raise ExportError.of(node.name, "C has no linear layer over positions")
-        source = self.network.node(x)
+        source = self.network.node(node.inputs[0])
         span = (min(source.low, 0), max(source.high, 0))
-        number, home, features = self.number[node.name], self._home(x), self.layout.features
+        number, home, features = self.number[node.name], self._home(node), self.layout.features
         ends = {"in": f"&layer_{home}", "sink": f"&layer_{sink}_sink"}
         output = features[node.name]
         more = (ends, stored, self.scratch, self.layout.cpu)
-        operation = weighted_sum(number, node, features[x], output, span, *more)
+        operation = weighted_sum(number, node, self._read(node), output, span, *more)
         return replace(operation, reads=(home,))
 
     def _source(self, node: Node, sink: int, stored: Stored) -> Operation:
         """The operation that passes sums or products to a sink."""
         if isinstance(node, nodes.Sum):
             return self._weighted_sum(node, sink, stored)
-        number, homes = self.number[node.name], tuple(map(self._home, node.inputs))
+        number, homes = self.number[node.name], self._homes(node)
         call = f"ss_product(&layer_{homes[0]}, &layer_{homes[1]}, &layer_{sink}_sink);"
         return Operation(number, (number,), homes, (call,), "multiplied")
 
@@ -133,10 +177,10 @@ class _Lowering:
 
     def _stair(self, number: int, node: Stair) -> Operation:
         """A stair, with the sum before it where nothing else reads that."""
-        shape, source = self.network.sizes[node.name], self.network.node(node.inputs[0])
-        if node.axis % (len(shape) + 1) != 1:
-            raise ExportError.of(node.name, "C has no channels that are not the first axis")
-        output, beside = self.layout.features[node.name], tuple(map(self._home, node.inputs[1:]))
+        source, output = self.network.node(node.inputs[0]), self.layout.features[node.name]
+        if node.axis != 1 and not output.is_turned:
+            raise ExportError.of(node.name, "C has channels on the first axis, or on the last")
+        beside = self._homes(node)[1:]
         is_fused = self._is_fused(source)
         sink, inner = self._sink(node, source, output), self.number[source.name]
         name, clear = f"layer_{number}", _clear(number, output)
@@ -149,7 +193,7 @@ class _Lowering:
         arrays = {key: f"{name}_{key}" for key in sink.arrays}
         text = structure("ss_sink", f"{name}_sink", **ends, **arrays, **sink.fields)
         if not is_fused:
-            home = self._home(source.name)
+            home = self._home(node)
             calls = (*clear, f"ss_steps(&layer_{home}, &{name}_sink);")
             how = "thresholds" if isinstance(node, nodes.Steps) else "in another unit"
             return Operation(number, (number,), (home, *beside), calls, how, constants, (text,))
@@ -191,8 +235,8 @@ class _Lowering:
         return _thresholds(table, node.levels, output)
 
     def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool) -> Operation:
-        home = self._home(node.inputs[0])
-        x, output = self.layout.features[node.inputs[0]], self.layout.features[node.name]
+        home = self._home(node)
+        x, output = self._read(node), self.layout.features[node.name]
         if len(self.network.sizes[node.name]) != len(node.kernel) + 1:
             reason = "C cannot pool without channels"
             raise ExportError.of(node.name, reason, "Give it (C, H, W)")
@@ -207,15 +251,15 @@ class _Lowering:
         return Operation(number, (number,), (home,), (*clear, call), how, structures=(text,))
 
     def _lookup(self, number: int, node: nodes.Lookup) -> Operation:
-        home, name = self._home(node.inputs[0]), f"layer_{number}"
+        home, name = self._home(node), f"layer_{number}"
         table = narrowest(node.table.cpu().numpy())
         call = f"ss_lookup(&layer_{home}, {name}_table, {table.itemsize}, &{name});"
         constant = Constant(f"{name}_table", table, "thresholds")
         return Operation(number, (number,), (home,), (call,), "by a table", (constant,))
 
     def _pad(self, number: int, node: nodes.Pad) -> Operation:
-        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
-        x = self.layout.features[node.inputs[0]]
+        home, output = self._home(node), self.layout.features[node.name]
+        x = self._read(node)
         before = [*node.padding[::2], 0, 0, 0][: len(self.network.sizes[node.name])]
         rows, columns = [0, 0, *before[-2::-1]][-2:]
         numbers = f"{x.width}, {output.width}, {rows}, {columns}, {before[-1]}"
@@ -224,22 +268,22 @@ class _Lowering:
         return Operation(number, (number,), (home,), calls, "between zeros")
 
     def _concatenate(self, number: int, node: nodes.Concat) -> Operation:
-        homes, output = tuple(map(self._home, node.inputs)), self.layout.features[node.name]
+        homes, output = self._homes(node), self.layout.features[node.name]
         # Channels, rows and columns, as in Features.
         axis = (
             node.axis - 1 if node.axis == 1 else node.axis - len(self.network.sizes[node.name]) - 1
         )
         calls, first = list(_clear(number, output)), [0, 0, 0]
-        for home, name in zip(homes, node.inputs, strict=True):
-            x = self.layout.features[name]
+        for part, home in enumerate(homes):
+            x = self._read(node, part)
             place = f"{x.width}, {output.width}, {first[1]}, {first[2]}, {first[0]}"
             calls.append(f"ss_place(&layer_{home}, &layer_{number}, {place});")
             first[axis] += (x.channels, x.height, x.width)[axis]
         return Operation(number, (number,), homes, tuple(calls), "side by side")
 
     def _select(self, number: int, node: nodes.Select) -> Operation:
-        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
-        x, name = self.layout.features[node.inputs[0]], f"layer_{number}"
+        home, output = self._home(node), self.layout.features[node.name]
+        x, name = self._read(node), f"layer_{number}"
         # Places of one row are those of its only column axis.
         rows, columns = (None, node.rows) if node.columns is None else (node.rows, node.columns)
         axes = {"rows": (rows, x.height), "columns": (columns, x.width)}
@@ -257,8 +301,8 @@ class _Lowering:
         )
 
     def _pixel_shuffle(self, number: int, node: nodes.PixelShuffle) -> Operation:
-        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
-        width = self.layout.features[node.inputs[0]].width
+        home, output = self._home(node), self.layout.features[node.name]
+        width = self._read(node).width
         rows, columns = (1, *node.factor)[-2:]
         steps = (1, rows * columns) if node.channels_first else (output.channels, 1)
         numbers = ", ".join(map(str, (width, rows, columns, *steps)))
@@ -269,7 +313,10 @@ class _Lowering:
         return Operation(number, (number,), (home,), calls, "channels as pixels")
 
     def _elementwise(self, number: int, node: nodes.Add | Subtract | nodes.Flatten) -> Operation:
-        homes = tuple(self._home(name) for name in node.inputs)
+        homes = self._homes(node)
+        if isinstance(node, nodes.Flatten) and self._read(node).is_turned:
+            call = f"ss_turn(&layer_{homes[0]}, &layer_{number}, 0);"
+            return Operation(number, (number,), homes, (call,), "put into another order")
         arguments = [f"&layer_{n}" for n in (*homes, number)]
         if isinstance(node, Subtract) and len(homes) == 1:
             arguments.insert(0, "0")
@@ -278,13 +325,13 @@ class _Lowering:
         return Operation(number, (number,), homes, (call,), how)
 
     def _scale(self, number: int, node: Scale) -> Operation:
-        home, name = self._home(node.inputs[0]), f"layer_{number}"
+        home, name = self._home(node), f"layer_{number}"
         constant = Constant(f"{name}_factors", node.factor.cpu().numpy(), "thresholds")
         call = f"ss_scale(&layer_{home}, {constant.name}, &{name});"
         return Operation(number, (number,), (home,), (call,), "times a number", (constant,))
 
     def _scores(self, number: int, node: nodes.Scores) -> Operation:
-        home, name = self._home(node.inputs[0]), f"layer_{number}"
+        home, name = self._home(node), f"layer_{number}"
         if node.axis != 1:
             raise ExportError.of(node.name, "C has no scores along another axis than the first")
         constants = [Constant(f"{name}_bias", node.bias.cpu().numpy(), "thresholds")]

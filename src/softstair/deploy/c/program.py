@@ -209,16 +209,18 @@ class _Program:
 
     def _is_head(self, operation: Operation) -> bool:
         """Whether an operation writes scores, which are not in the memory plan."""
-        return isinstance(self.network.nodes[operation.number], Scores)
+        return any(isinstance(self.network.nodes[number], Scores) for number in operation.nodes)
 
     def _features_of(self, number: int) -> Features:
+        if number in self.layout.turned:
+            return self.layout.turned[number]
         return self.layout.features[self.network.nodes[number].name]
 
     def plan(self) -> MemoryPlan:
         """Return the memory plan."""
         rows = []
         for operation in self.operations:
-            names = tuple(self.network.nodes[number].name for number in operation.nodes)
+            names = tuple(self.network.nodes[n].name for n in operation.nodes) or ("a copy",)
             offset = self.offsets.get(f"LAYER_{operation.number}")
             size = 0 if offset is None else self._features_of(operation.number).size
             flash = (operation.part("weights"), operation.part("thresholds"))
@@ -365,7 +367,8 @@ extern "C" {{
 
     def _title(self, operation: Operation) -> str:
         computed = (self.network.nodes[number] for number in operation.nodes)
-        return ", ".join(f"{type(node).__name__} {_comment(node.name)}" for node in computed)
+        names = (f"{type(node).__name__} {_comment(node.name)}" for node in computed)
+        return ", ".join(names) or "a copy"
 
     def _features(self, number: int, data: str | None = None) -> str:
         features = self._features_of(number)
@@ -393,11 +396,12 @@ extern "C" {{
             if self._is_head(operation):
                 continue
             # A Flatten without a copy has the result of the node in whose memory it lies.
-            home = self.network.nodes[number].name
-            same = {numbers[name] for name, other in self.layout.home.items() if other == home}
+            homes = {self.network.nodes[at].name for at in operation.nodes}
+            same = {numbers[name] for name, other in self.layout.home.items() if other in homes}
             for at in sorted({*same, *operation.nodes}):
                 features = at if at in operation.nodes else number
-                lines.append(f"    ss_trace({at}, &layer_{features});")
+                is_turned = int(self._features_of(at).is_turned)
+                lines.append(f"    ss_trace({at}, &layer_{features}, {is_turned});")
         body = "\n".join(lines)
         run = f"{self._declared('run', 'results')} {{\n{body}\n"
         if not self.has_class:

@@ -63,7 +63,11 @@ def weighted_sum(
     and packed products use at most ``scratch`` bytes.
     """
     weight = node.weight.cpu().numpy().astype(np.int64)
-    if weight.ndim == 2:
+    if weight.ndim == 2 and x.is_turned and weight.shape[1] == x.channels:
+        weight = weight[:, :, None, None]  # at each place
+    elif weight.ndim == 2 and x.is_turned:
+        weight = weight.reshape(len(weight), x.height, x.width, x.channels).transpose(0, 3, 1, 2)
+    elif weight.ndim == 2:
         weight = weight.reshape(len(weight), x.channels, x.height, x.width)
     elif weight.ndim == 3:
         weight = weight[:, :, None]

@@ -1,4 +1,4 @@
-/* Products, differences and multiples of features. */
+/* Products, differences and multiples of features, and copies in another order. */
 #ifndef SOFTSTAIR_COMBINE_H
 #define SOFTSTAIR_COMBINE_H
 
@@ -49,6 +49,21 @@ static inline void ss_scale(const ss_features *in, const int32_t *factors,
     for (int32_t place = 0; place < out->places; place++) {
         for (int32_t channel = 0; channel < out->channels; channel++) {
             ss_put(out, place, channel, ss_at(in, place, channel) * factors[place]);
+        }
+    }
+}
+
+/* Copies features in the order of their axes, with the channels of the copy last, or first; those
+ * of `in` are first, or last. */
+static inline void ss_turn(const ss_features *in, const ss_features *out, int turned) {
+    const int32_t count = in->channels * in->places;
+    for (int32_t i = 0; i < count; i++) {
+        if (turned) {
+            const int32_t value = ss_at(in, i % in->places, i / in->places);
+            ss_put(out, i / out->channels, i % out->channels, value);
+        } else {
+            const int32_t value = ss_at(in, i / in->channels, i % in->channels);
+            ss_put(out, i % out->places, i / out->places, value);
         }
     }
 }

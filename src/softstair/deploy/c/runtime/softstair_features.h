@@ -135,27 +135,28 @@ static inline void ss_clear(const ss_features *features) {
 }
 
 #ifdef SOFTSTAIR_TRACE
-/* Traces the number of a node, the number of its values, and the values, channel by channel. */
+/* Traces the number of a node, the number of its values, and the values: channel by channel, or
+ * place by place where the channels are the last axis. */
 void softstair_trace(int32_t value);
 #define SS_TRACED(features) (features)
 
-static inline void ss_trace(int32_t node, const ss_features *features) {
+static inline void ss_trace(int32_t node, const ss_features *features, int turned) {
+    const int32_t channels = features->channels, places = features->places;
     softstair_trace(node);
-    softstair_trace(features->channels * features->places);
-    for (int32_t channel = 0; channel < features->channels; channel++) {
-        for (int32_t place = 0; place < features->places; place++) {
-            softstair_trace(ss_at(features, place, channel));
-        }
+    softstair_trace(channels * places);
+    for (int32_t i = 0; i < channels * places; i++) {
+        softstair_trace(turned ? ss_at(features, i / channels, i % channels)
+                               : ss_at(features, i % places, i / places));
     }
 }
 
 static inline void ss_trace_scores(int32_t node, int32_t *scores, int32_t count) {
     const ss_features traced = {SS_WORDS, count, 1, 0, (uint32_t *)scores};
-    ss_trace(node, &traced);
+    ss_trace(node, &traced, 0);
 }
 #else
 #define SS_TRACED(features) 0
-#define ss_trace(node, features) ((void)0)
+#define ss_trace(node, features, turned) ((void)0)
 #define ss_trace_scores(node, scores, count) ((void)0)
 #endif
 
