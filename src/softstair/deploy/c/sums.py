@@ -6,6 +6,7 @@ linear layer after a Flatten is a convolution whose window covers its input.
 """
 
 import math
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -62,10 +63,10 @@ def weighted_sum(
     ``ends`` are the fields of its structure that name what it reads and where its sums go. Tiles
     and packed products use at most ``scratch`` bytes.
     """
+    if x.is_turned and node.weight.shape[1] == x.channels:  # at each place
+        node = replace(node, weight=node.weight[:, :, None, None])
     weight = node.weight.cpu().numpy().astype(np.int64)
-    if weight.ndim == 2 and x.is_turned and weight.shape[1] == x.channels:
-        weight = weight[:, :, None, None]  # at each place
-    elif weight.ndim == 2 and x.is_turned:
+    if weight.ndim == 2 and x.is_turned:
         weight = weight.reshape(len(weight), x.height, x.width, x.channels).transpose(0, 3, 1, 2)
     elif weight.ndim == 2:
         weight = weight.reshape(len(weight), x.channels, x.height, x.width)
