@@ -244,6 +244,12 @@ def test_an_error_before_the_first_step_is_raised() -> None:
     assert Script({"a": DONE, "b": REFUSED, "c": DONE}).run(StopRequest()) == 1
 
 
+def test_a_repeated_error_before_the_first_step_starts_no_more_tasks() -> None:
+    pool = Script({"a": DONE, "b": REFUSED, "c": REFUSED, "d": DONE, "e": DONE})
+    assert pool.run(StopRequest()) == 2
+    assert ("e", "start") not in pool.events
+
+
 def test_a_signal_stops_the_pool_once() -> None:
     stop = StopRequest()
     stop.number = signal.SIGTERM

@@ -93,7 +93,8 @@ class Pool(ABC):
 
     The first task trains alone until its first step: what fails before that, such as absent data,
     would fail for the others too, and ends the pool; and features of recordings are computed once.
-    A task that fails later is reported, and the others continue.
+    A task that fails later is reported, and the others continue; no more are started once two have
+    failed for the same reason before their first step.
     """
 
     def __init__(self, tasks: Iterable[Task], on_event: Callable[[Any, Event], None]) -> None:
@@ -104,6 +105,8 @@ class Pool(ABC):
         self._waiting, self._open = iter(tasks), True
         self._on_event = on_event
         self._started: set[Task] = set()
+        self._begun: set[Task] = set()
+        self._reasons: set[str] = set()
 
     @abstractmethod
     def capacity(self) -> int:
@@ -156,7 +159,9 @@ class Pool(ABC):
     def handle(self, task: Task, event: Event) -> None:
         """Report an event of a task; ``start`` is reported once, and before all others."""
         kind = event["kind"]
-        self.threads = self.threads or event.get("threads")  # known from the first step on
+        if event.get("threads") is not None:  # it has reached its first step
+            self._begun.add(task)
+            self.threads = self.threads or event["threads"]
         if kind in ("done", "stopped"):
             self.running.discard(task)
         if kind == "failed":
@@ -178,6 +183,10 @@ class Pool(ABC):
         self.running.discard(task)
         if self.threads is None:
             raise RunError(f"{task.name}: {why}" if lost else why)
+        reason = why.replace(str(task.out), "")  # a full disk gives the same reason for each
+        if reason in self._reasons and not lost and task not in self._begun:
+            self._open = False
+        self._reasons.add(reason)
         self.failed += 1
         self._report(task, {"kind": "failed", "why": why})
 
