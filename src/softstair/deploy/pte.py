@@ -256,8 +256,8 @@ class _Graph(nn.Module):
         def run(values: Values) -> Tensor:
             weight, unit, zero, bias = (self.get_buffer(name) for name in names)
             x = self._real(p.source, values)
-            if copies > 1:
-                x = self._quantised_again(p.source, torch.cat([x] * copies, 1))
+            for _ in range(copies.bit_length() - 1):  # XNNPACK joins at most five
+                x = self._quantised_again(p.source, torch.cat([x, x], 1))
             weight = torch.ops.quantized_decomposed.dequantize_per_channel.default(
                 weight, unit, zero, 0, -127, 127, torch.int8
             )
