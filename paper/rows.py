@@ -56,7 +56,7 @@ def from_row(row: Mapping[str, Any]) -> Recipe:
     A field without a column, or with an empty cell, has its default. Cells are text or have the
     type of their field.
 
-    >>> from_row({"epochs": "50", "static_std": "TRUE", "interval": "none"}).interval
+    >>> from_row({"epochs": "50", "static_std": "TRUE", "interval": "none"}).noise.interval
     'partition'
     """
     cells = {name: row[name] for name in OPTIONS if row.get(name) not in ("", None)}

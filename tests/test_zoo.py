@@ -364,7 +364,7 @@ def test_list_card_evaluate_export_and_verify(small: Path, run: Run, tmp_path: P
     assert (code, out) == (0, f"digits-ternary: accuracy {accuracy} (its card: {accuracy})\n")
     assert run("export", "digits-ternary", "--to", "c")[0] == 0
     assert (tmp_path / "digits-ternary-c" / "network.c").is_file()
-    code, out, err = run("verify", "digits-ternary", "--backends", "none")
+    code, out, err = run("verify", "digits-ternary", "--runtimes", "none")
     assert (code, err) == (0, "")
     assert f"accuracy: {accuracy} trained, {accuracy} frozen; 0 of " in out
     assert deployed("digits-ternary").about == zoo.about("digits-ternary")

@@ -31,8 +31,8 @@ def round_tokens(x: Tensor, name: TokenName) -> Tensor:
     """Return features rounded per token, in x's dtype, with the gradient of the identity.
 
     >>> round_tokens(torch.tensor([[1.0, 0.26, -0.5], [10.0, 2.6, -5.0]]), "int4:token")
-    tensor([[  1.0000,   0.2857,  -0.5714],
-            [ 10.0000,   2.8571,  -5.7143]])
+    tensor([[ 1.0000,  0.2857, -0.5714],
+            [10.0000,  2.8571, -5.7143]])
 
     Args:
         x: Features of any shape, of which the last dimension is a token's.

@@ -223,7 +223,7 @@ def test_deployed_goals_compare_with_the_fastest_peer(monkeypatch: pytest.Monkey
     times = {"ours, C": 2.0, script["ONNX"]: 8.0, "ONNX Runtime 1, INT8": 4.0, "ncnn 1, INT8": 3.0}
     figures = {name: {"cpu_ms": time} for name, time in times.items()}
     ratios = [ratio for _, _, ratio in script["goals"]("VGG8", figures)]
-    assert ratios == [1.5, None, 0.5]  # the float network of ONNX Runtime was not measured
+    assert ratios == [1.5, None, 0.5, None]  # the float network of ONNX Runtime was not measured
 
 
 def test_cmsis_nn_program_has_every_weight_as_int8(tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ def test_errors(run: Run) -> None:
         ("export junk", "junk"),
         ("export nowhere", "nowhere"),
         ("verify", "RUN is missing"),
-        ("verify float --backends java", "--runtimes"),
+        ("verify float --runtimes java", "runtimes"),
         ("verify float --limit 0", "--limit"),
         ("export float --to java", "--to"),
     ):

@@ -487,7 +487,9 @@ def test_evaluation_does_not_round_other_values_to_the_quantum(between):
     """Constants are no multiples of the quantum, but must be summed as they are."""
     torch.manual_seed(0)
     code = lambda m, x: m.b(between(m.r(m.a(x))))
-    net = ss.quantise(networks.Code(code), INT4, UINT4).eval()
+    # Without stairs on sums, which would round them on purpose.
+    options = ss.QuantiseOptions(sums=None)
+    net = ss.quantise(networks.Code(code), INT4, UINT4, options=options).eval()
     x = torch.randn(4, 6)
     a, b = net.a, net.b
     hidden = UINT4(F.linear(x, INT4(a.weight), a.bias))

@@ -21,7 +21,7 @@ from softstair.deploy import ExportError, pte
 from softstair.deploy.comparison import Comparison, results_of
 from softstair.deploy.loaders import executorch
 
-for file in sorted(Path(sys.argv[1]).glob("*.safetensors")):
+for file in sorted(Path(sys.argv[1]).glob("*.safetensors")) if sys.argv[2:] else ():
     network, x = load_frozen(file), torch.from_numpy(np.load(file.with_suffix(".npy")))
     try:
         file.with_suffix(".pte").write_bytes(pte.content(network, trace=True))

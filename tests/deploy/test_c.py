@@ -37,7 +37,6 @@ from softstair.deploy import nodes
 from softstair.deploy.c import LANGUAGE, SCRATCH, build, runner, write
 from softstair.deploy.c.packing import pack_fields
 from softstair.deploy.c.program import Buffer, arrange, sources
-from softstair.deploy.nodes import ExportError
 
 STRIPS = 90_000  # bytes of scratch memory, so that tiles are computed in several strips
 
@@ -244,19 +243,3 @@ def test_class_is_that_of_the_largest_score_in_its_unit(a: int, b: int, reach: i
     scores, order = torch.tensor([[reach * b, reach * a, 0]]), torch.tensor([a, b, 1])
     node = nodes.Scores("", ("",), 0, 9, torch.zeros(3), torch.ones(3), order.int())
     assert int(node.classes(scores.int())) == 0  # of equal ones the first
-
-
-def test_what_c_cannot_express_raises_and_names_the_layer(tmp_path: Path) -> None:
-    for shape, match in (
-        ((4, 3), "'linear': C has no linear layer over positions"),
-        ((3, 4), "'scores': C has no scores for each position"),
-    ):
-        net = RandomBuilder(0, shape, zero=0)
-        if shape == (4, 3):
-            net.weighted("linear", torch.ones(2, 3, dtype=torch.int64))
-            net.add(nodes.Flatten("flat", ("linear",), *(0, 10**6)))
-        else:
-            net.sum("linear", 2, "int4")
-        net.scored("scores")
-        with pytest.raises(ExportError, match=match):
-            write(net.network(), tmp_path)

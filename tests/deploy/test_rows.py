@@ -57,8 +57,12 @@ def exports(pattern: Pattern, folder: Path) -> tuple[list[bool], str]:
     return [False] * 4, name
 
 
+# A Conv1D of Hugging Face is found by the name of its class.
+HAVE_PATTERNS = [row for row in OPERATORS if row.name != "Conv1D"]
+
+
 @pytest.mark.nightly(keep=10)
-@pytest.mark.parametrize("row", OPERATORS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", HAVE_PATTERNS, ids=lambda row: row.name)
 def test_row_says_what_is_exported(row: Operator, tmp_path: Path) -> None:
     pattern = ROWS[row.name]
     model = pattern.build()

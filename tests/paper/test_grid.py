@@ -343,6 +343,8 @@ def test_status_without_a_lock(done: Path, run: Run, monkeypatch: pytest.MonkeyP
             os.utime(file, (1e9, 1e9), follow_symlinks=False)
 
     (path / "summary.json").unlink()
+    for file in path.iterdir():
+        os.utime(file)  # the fixture may have run long ago
     with monkeypatch.context() as patch:
 
         def flock(*_: int) -> None:

@@ -189,6 +189,8 @@ def _show(found: Found, title: str, absent: Mapping[str, str]) -> None:
     ]
     if rows:
         print_table(title, ("runtime",), ("numbers", "differences", "ms"), rows)
+    else:
+        print_line(title)
     for name, part in found.runtimes.items():
         if part.mismatches:
             print_line(f"{name}: {part}")
