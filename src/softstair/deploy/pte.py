@@ -256,8 +256,10 @@ class _Graph(nn.Module):
         def run(values: Values) -> Tensor:
             weight, unit, zero, bias = (self.get_buffer(name) for name in names)
             x = self._real(p.source, values)
-            for _ in range(copies.bit_length() - 1):  # XNNPACK joins at most five
-                x = self._quantised_again(p.source, torch.cat([x, x], 1))
+            for _ in range(copies.bit_length() - 1):
+                # ExecuTorch gives XNNPACK no concatenation that reads one node twice.
+                again = self._quantised_again(p.source, x)
+                x = self._quantised_again(p.source, torch.cat([x, again], 1))
             weight = torch.ops.quantized_decomposed.dequantize_per_channel.default(
                 weight, unit, zero, 0, -127, 127, torch.int8
             )
